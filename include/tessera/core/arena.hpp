@@ -1,0 +1,92 @@
+/// A stack of memory for activations: forward takes pieces in order, backward gives them back in reverse, and
+/// nothing is allocated in the steady state of a training step. Sized once, from the plan.
+///
+///     arena<> memory(bytes, {&meter, memory_kind::activations});
+///     auto mark = memory.mark();
+///     auto hidden = memory.take<bf16, 2>({tokens, width});
+///     memory.release(mark);                 // hidden and everything after it
+#ifndef TESSERA_CORE_ARENA_HPP
+#define TESSERA_CORE_ARENA_HPP
+
+#include <tessera/core/memory.hpp>
+
+namespace tessera::inline TESSERA_ABI {
+
+template <memory_space Memory = host_memory>
+class arena {
+public:
+  /// Every piece begins at a boundary of this many bytes.
+  static constexpr index_t alignment = 64;
+
+  arena() = default;
+  explicit arena(index_t capacity, memory_account account = {}, site where = site::here())
+      : memory_(capacity, account, where) {}
+
+  /// A position to release to.
+  struct position {
+    index_t used = 0;
+  };
+  position mark() const noexcept { return {used_}; }
+
+  /// Gives back everything taken since `to`. Throws size_error if `to` lies ahead of what is taken.
+  void release(position to, site where = site::here()) {
+    if (to.used > used_)
+      throw size_error("E-core-010", where, "arena released to ", to.used, " bytes, only ", used_, " are taken");
+    used_ = to.used;
+  }
+
+  /// A contiguous, uninitialised piece. Throws out_of_memory when the planned capacity is exceeded.
+  template <class T, int Rank>
+    requires std::is_trivially_copyable_v<T>
+  view<T, Rank, Memory> take(extents<Rank> const& sizes, site where = site::here()) {
+    return {static_cast<T*>(take_bytes(element_count(sizes, where) * static_cast<index_t>(sizeof(T)), where)),
+            sizes};
+  }
+
+  /// Bytes that `take` uses up for a piece of `count` elements of T: what a plan adds up.
+  template <class T>
+  static constexpr index_t bytes_for(index_t count) noexcept {
+    return (count * static_cast<index_t>(sizeof(T)) + alignment - 1) / alignment * alignment;
+  }
+
+  index_t used() const noexcept { return used_; }
+  index_t peak() const noexcept { return peak_; }
+  index_t capacity() const noexcept { return memory_.bytes(); }
+
+private:
+  void* take_bytes(index_t bytes, site where) {
+    auto const rounded = bytes_for<char>(bytes);
+    if (rounded > capacity() - used_)
+      throw out_of_memory("E-core-011", where, "the activation arena of ", capacity(), " bytes has ",
+                          capacity() - used_, " left and ", rounded,
+                          " were asked for: its plan and the forward pass disagree");
+    auto* piece = static_cast<char*>(memory_.data()) + used_;
+    used_ += rounded;
+    if (used_ > peak_) peak_ = used_;
+    return piece;
+  }
+
+  buffer<Memory> memory_;
+  index_t used_ = 0;
+  index_t peak_ = 0;
+};
+
+/// Releases an arena to where it stood, at the end of a scope.
+template <memory_space Memory>
+class arena_scope {
+public:
+  explicit arena_scope(arena<Memory>& memory) noexcept : memory_(memory), start_(memory.mark()) {}
+  ~arena_scope() {
+    if (start_.used <= memory_.used()) memory_.release(start_);
+  }
+  arena_scope(arena_scope const&) = delete;
+  arena_scope& operator=(arena_scope const&) = delete;
+
+private:
+  arena<Memory>& memory_;
+  typename arena<Memory>::position start_;
+};
+
+} // namespace tessera::inline TESSERA_ABI
+
+#endif

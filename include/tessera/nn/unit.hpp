@@ -1,0 +1,107 @@
+/// A model is a sequence of units: the embedding, each transformer block, the head. A unit describes one flat
+/// block of parameters and knows a forward and a backward over it; it does not hold the block. Whoever runs the
+/// model lends blocks to units, so that sharding, gathering, recomputing or moving parameters needs no word in
+/// any layer.
+///
+///     stream<Ex, T> s{.batch = batch};
+///     for (auto& u : units) u->forward(ex, blocks_of(u), s, memory, pass);        // s.loss is there at the end
+///     for (auto& u : reversed) u->backward(ex, blocks_of(u), s, memory, pass);    // adds to the gradients
+#ifndef TESSERA_NN_UNIT_HPP
+#define TESSERA_NN_UNIT_HPP
+
+#include <span>
+#include <string>
+
+#include <tessera/core/arena.hpp>
+#include <tessera/core/scalar.hpp>
+#include <tessera/exec/space.hpp>
+#include <tessera/layout/parameters.hpp>
+
+namespace tessera::inline TESSERA_ABI::nn {
+
+/// Sizes of a micro-batch.
+struct batch_shape {
+  index_t batch = 0;           ///< Samples.
+  index_t sequence_length = 0; ///< Tokens of a sample.
+
+  constexpr index_t tokens() const noexcept { return batch * sequence_length; }
+};
+
+/// Losses add up: a sum over predicted tokens, in nats, and their count. Nothing is divided before all
+/// micro-batches of all ranks are in; a count of zero is legal.
+struct loss_sum {
+  double sum = 0;
+  double count = 0;
+
+  constexpr loss_sum& operator+=(loss_sum other) noexcept {
+    sum += other.sum;
+    count += other.count;
+    return *this;
+  }
+};
+
+/// What forward and backward of one micro-batch agree on.
+struct pass {
+  std::uint64_t seed = 0;      ///< Of the run; keys dropout together with step, layer and global sample.
+  std::uint64_t step = 0;      ///< Optimizer step.
+  index_t first_sample = 0;    ///< Number of the micro-batch's first sample within the step's global batch.
+  bool training = true;        ///< False: no dropout, nothing is kept for a backward.
+  bool accumulate = false;     ///< True: add to the gradient blocks; false: overwrite them.
+  float gradient_scale = 1;    ///< Factor on the gradient of the loss sum (fp16 loss scaling).
+  int slot = 0;                ///< Which of the micro-batches in flight this is; see unit::reserve.
+};
+
+/// What flows between units.
+template <exec::space Ex, storage_scalar T>
+struct stream {
+  using memory = typename Ex::memory;
+
+  view<std::int32_t const, 2, memory> tokens;  ///< [batch, sequence_length]
+  view<std::int32_t const, 2, memory> targets; ///< The same shape; `ops::ignore_index` where nothing is predicted.
+  view<T, 2, memory> hidden;                   ///< [tokens, width]; forward replaces it by the unit's output.
+  view<T, 2, memory> gradient;                 ///< [tokens, width]; backward turns the gradient of the unit's
+                                               ///< output into that of its input, in place.
+  loss_sum loss;                               ///< The head's forward adds to it.
+};
+
+/// One step of the model. T is the storage type of weights and activations, G that of gradients.
+template <exec::space Ex, storage_scalar T, storage_scalar G>
+class unit {
+public:
+  using memory = typename Ex::memory;
+
+  /// The parameters that a call works on. All spans have the size of the block of the map they belong to.
+  struct blocks {
+    std::span<T const> weights;
+    std::span<G> gradients;          ///< Empty in a forward.
+    std::span<T const> tied_weights; ///< The block of the unit named by `tied_to`, where there is one.
+    std::span<G> tied_gradients;     ///< A tied gradient is written before its owner's backward, which adds.
+  };
+
+  virtual ~unit() = default;
+
+  virtual std::string const& name() const = 0;
+  virtual layout::parameter_map const& parameters() const = 0;
+
+  /// The name of an earlier unit whose block this unit also reads (a tied head), or empty.
+  virtual std::string const& tied_to() const = 0;
+
+  /// Prepares for `micro_batches` forwards that wait for their backwards at once (pass::slot below it).
+  virtual void reserve(int micro_batches) = 0;
+
+  /// Bytes that a training forward takes from the arena and keeps for its backward, its output included.
+  virtual index_t kept_bytes(batch_shape shape) const = 0;
+  /// Further bytes that forward or backward takes and gives back before it returns.
+  virtual index_t scratch_bytes(batch_shape shape) const = 0;
+
+  /// Reads s.hidden (s.tokens in the first unit), leaves its output in s.hidden.
+  virtual void forward(Ex& ex, blocks const& parameters, stream<Ex, T>& s, arena<memory>& memory_,
+                       pass const& p) = 0;
+  /// Turns s.gradient into the gradient of its input and adds the parameters' gradients.
+  virtual void backward(Ex& ex, blocks const& parameters, stream<Ex, T>& s, arena<memory>& memory_,
+                        pass const& p) = 0;
+};
+
+} // namespace tessera::inline TESSERA_ABI::nn
+
+#endif
