@@ -1,10 +1,9 @@
 /// The namespace that every Tessera name stands in, and the few macros that the headers share.
 ///
-/// `namespace tessera::inline TESSERA_ABI` carries the version and a tag for every compiler switch that changes
-/// a function body (instruction set, OpenMP, CUDA architecture list). Two libraries of one process that were
-/// built with different switches therefore hold different symbols and cannot mix.
-/// Exception types stand in `TESSERA_STABLE_ABI`, which carries the version alone: they are caught across such
-/// a border.
+/// `namespace tessera::inline TESSERA_ABI` carries the version and a tag for every compiler switch that
+/// changes a function body (instruction set, OpenMP, CUDA architecture list). Two libraries of one process
+/// that were built with different switches therefore hold different symbols and cannot mix. Exception types
+/// stand in `TESSERA_STABLE_ABI`, which carries the version alone: they are caught across such a border.
 #ifndef TESSERA_CORE_ABI_HPP
 #define TESSERA_CORE_ABI_HPP
 

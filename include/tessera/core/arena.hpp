@@ -31,17 +31,19 @@ public:
   /// Gives back everything taken since `to`. Throws size_error if `to` lies ahead of what is taken.
   void release(position to, site where = site::here()) {
     if (to.used > used_)
-      throw size_error("E-core-010", where, "arena released to ", to.used, " bytes, only ", used_, " are taken");
+      throw size_error("E-core-010", where, "arena released to ", to.used, " bytes, only ", used_,
+                       " are taken");
     used_ = to.used;
   }
 
   /// A contiguous, uninitialised piece. Throws out_of_memory when the planned capacity is exceeded.
   template <class T, int Rank>
-    requires std::is_trivially_copyable_v<T>
-  view<T, Rank, Memory> take(extents<Rank> const& sizes, site where = site::here()) {
-    return {static_cast<T*>(take_bytes(element_count(sizes, where) * static_cast<index_t>(sizeof(T)), where)),
-            sizes};
-  }
+    requires std::is_trivially_copyable_v<T> view<T, Rank, Memory> take(extents<Rank> const& sizes,
+                                                                        site where = site::here()) {
+      return {
+          static_cast<T*>(take_bytes(element_count(sizes, where) * static_cast<index_t>(sizeof(T)), where)),
+          sizes};
+    }
 
   /// Bytes that `take` uses up for a piece of `count` elements of T: what a plan adds up.
   template <class T>

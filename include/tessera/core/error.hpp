@@ -1,7 +1,9 @@
-/// What Tessera throws. Every exception derives from `tessera::error`, carries a stable id (`E-comm-003`, listed
-/// in docs/troubleshooting.md) and a message that says what was expected, what came, where, and what to do.
+/// What Tessera throws. Every exception derives from `tessera::error`, carries a stable id (`E-comm-003`,
+/// listed in docs/troubleshooting.md) and a message that says what was expected, what came, where, and what
+/// to do.
 ///
-///     throw size_error("E-ops-001", site::here(), "layer_norm: gain has ", n, " elements, rows have ", width);
+///     throw size_error("E-ops-001", site::here(), "layer_norm: gain has ", n, " elements, rows have ",
+///     width);
 #ifndef TESSERA_CORE_ERROR_HPP
 #define TESSERA_CORE_ERROR_HPP
 
@@ -29,11 +31,19 @@ struct site {
 
 namespace detail {
 
-inline void append(std::string& text, std::string_view part) { text += part; }
-inline void append(std::string& text, char part) { text += part; }
-inline void append(std::string& text, bool part) { text += part ? "true" : "false"; }
+inline void append(std::string& text, std::string_view part) {
+  text += part;
+}
+inline void append(std::string& text, char part) {
+  text += part;
+}
 template <std::integral I>
-void append(std::string& text, I part) { text += std::to_string(part); }
+void append(std::string& text, I part) {
+  if constexpr (std::same_as<I, bool>)
+    text += part ? "true" : "false";
+  else
+    text += std::to_string(part);
+}
 inline void append(std::string& text, double part) {
   char digits[32];
   __builtin_snprintf(digits, sizeof digits, "%.9g", part);
@@ -75,23 +85,41 @@ private:
 };
 
 /// A shape, extent, count or stride that does not fit.
-class TESSERA_VISIBLE size_error : public error { using error::error; };
+class TESSERA_VISIBLE size_error : public error {
+  using error::error;
+};
 /// A setting, or a combination of settings, that is impossible or that this build lacks.
-class TESSERA_VISIBLE config_error : public error { using error::error; };
+class TESSERA_VISIBLE config_error : public error {
+  using error::error;
+};
 /// Memory that was not to be had; the message says how much and for what.
-class TESSERA_VISIBLE out_of_memory : public error { using error::error; };
+class TESSERA_VISIBLE out_of_memory : public error {
+  using error::error;
+};
 /// A file that is missing, cut, altered or of another format, or a disk that is full.
-class TESSERA_VISIBLE io_error : public error { using error::error; };
+class TESSERA_VISIBLE io_error : public error {
+  using error::error;
+};
 /// Another rank failed, so that this rank's collective can never finish.
-class TESSERA_VISIBLE peer_failed : public error { using error::error; };
+class TESSERA_VISIBLE peer_failed : public error {
+  using error::error;
+};
 /// Ranks that called different collectives, or the same one with other types, counts or roots.
-class TESSERA_VISIBLE collective_mismatch : public error { using error::error; };
+class TESSERA_VISIBLE collective_mismatch : public error {
+  using error::error;
+};
 /// A collective that did not finish within the watchdog's limit.
-class TESSERA_VISIBLE stalled : public error { using error::error; };
+class TESSERA_VISIBLE stalled : public error {
+  using error::error;
+};
 /// A call of another library (MPI, oneDNN, the operating system) that returned an error code.
-class TESSERA_VISIBLE library_error : public error { using error::error; };
+class TESSERA_VISIBLE library_error : public error {
+  using error::error;
+};
 /// A number that must be finite and is not.
-class TESSERA_VISIBLE numeric_error : public error { using error::error; };
+class TESSERA_VISIBLE numeric_error : public error {
+  using error::error;
+};
 
 } // namespace tessera::inline TESSERA_STABLE_ABI
 

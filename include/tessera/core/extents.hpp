@@ -37,7 +37,8 @@ template <std::integral To, std::integral From>
 constexpr To narrow(From value, site where = site::here()) {
   auto const narrowed = static_cast<To>(value);
   if (static_cast<From>(narrowed) != value || ((narrowed < To{}) != (value < From{})))
-    throw size_error("E-core-003", where, "the value ", value, " does not fit a ", sizeof(To), "-byte integer");
+    throw size_error("E-core-003", where, "the value ", value, " does not fit a ", sizeof(To),
+                     "-byte integer");
   return narrowed;
 }
 

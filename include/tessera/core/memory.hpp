@@ -1,5 +1,6 @@
-/// Aligned memory that is counted: every allocation names what it is for, and a meter keeps the bytes in use and
-/// their peak by kind. The meter is an object of one rank, passed where memory is taken; there is no global one.
+/// Aligned memory that is counted: every allocation names what it is for, and a meter keeps the bytes in use
+/// and their peak by kind. The meter is an object of one rank, passed where memory is taken; there is no
+/// global one.
 ///
 ///     memory_meter meter;
 ///     tensor<float, 1> weights({n}, {&meter, memory_kind::parameters});
@@ -22,8 +23,8 @@ enum class memory_kind { parameters, gradients, optimizer_state, activations, co
 inline constexpr int memory_kind_count = 7;
 
 constexpr char const* name_of(memory_kind kind) noexcept {
-  constexpr char const* names[] = {"parameters",    "gradients", "optimizer state", "activations",
-                                   "communication", "data",      "other"};
+  constexpr char const* names[] = {
+      "parameters", "gradients", "optimizer state", "activations", "communication", "data", "other"};
   return names[static_cast<int>(kind)];
 }
 
@@ -83,7 +84,7 @@ struct memory_traits<host_memory> {
   }
   static void* allocate(std::size_t bytes) noexcept {
     auto const align = alignment_for(bytes);
-    void* memory = ::operator new(bytes, std::align_val_t{align}, std::nothrow);
+    void* memory = ::operator new (bytes, std::align_val_t{align}, std::nothrow);
 #if defined(__linux__)
     // Advice only: where the kernel declines, the memory is as good, only slower.
     if (memory != nullptr && align == huge_page) (void)::madvise(memory, bytes, MADV_HUGEPAGE);
@@ -91,9 +92,11 @@ struct memory_traits<host_memory> {
     return memory;
   }
   static void deallocate(void* memory, std::size_t bytes) noexcept {
-    ::operator delete(memory, std::align_val_t{alignment_for(bytes)});
+    ::operator delete (memory, std::align_val_t{alignment_for(bytes)});
   }
-  static void zero(void* memory, std::size_t bytes) noexcept { std::memset(memory, 0, bytes); }
+  static void zero(void* memory, std::size_t bytes) noexcept {
+    std::memset(memory, 0, bytes);
+  }
 };
 
 /// Owns one aligned, zero-initialised piece of memory. Move-only. Throws out_of_memory.

@@ -1,6 +1,6 @@
 /// Random numbers addressed by index instead of drawn in turn: Philox4x32-10 (Salmon, Moraes, Dror and Shaw,
-/// "Parallel random numbers: as easy as 1, 2, 3", 2011). Element i of stream s under seed k is the same number
-/// whoever asks, in whatever order, on whatever rank.
+/// "Parallel random numbers: as easy as 1, 2, 3", 2011). Element i of stream s under seed k is the same
+/// number whoever asks, in whatever order, on whatever rank.
 ///
 ///     philox random(seed, stream);
 ///     float u = random.uniform(global_index);   // in [0, 1)
@@ -60,12 +60,14 @@ public:
     return static_cast<float>(bits >> 8) * 0x1p-24f;
   }
 
-  /// Standard normal by Box and Muller, in double and rounded: elements 2q and 2q + 1 share a pair of uniforms.
+  /// Standard normal by Box and Muller, in double and rounded: elements 2q and 2q + 1 share a pair of
+  /// uniforms.
   TESSERA_HOST_DEVICE float normal(std::uint64_t index) const noexcept {
     auto const w = words(index / 2);
     auto const low = (std::uint64_t{w.word[1]} << 32 | w.word[0]) >> 11;
     auto const high = (std::uint64_t{w.word[3]} << 32 | w.word[2]) >> 11;
-    auto const radius = std::sqrt(-2.0 * std::log((static_cast<double>(low) + 1.0) * 0x1p-53)); // log of (0, 1]
+    auto const radius =
+        std::sqrt(-2.0 * std::log((static_cast<double>(low) + 1.0) * 0x1p-53)); // log of (0, 1]
     auto const angle = 6.283185307179586476925 * (static_cast<double>(high) * 0x1p-53);
     return static_cast<float>(radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle)));
   }

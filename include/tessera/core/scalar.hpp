@@ -1,5 +1,5 @@
-/// The element types of tensors: float, and the 16-bit storage types `bf16` and `fp16`. The 16-bit types store
-/// only: they convert to and from float (round to nearest, ties to even; NaN stays NaN; overflow gives
+/// The element types of tensors: float, and the 16-bit storage types `bf16` and `fp16`. The 16-bit types
+/// store only: they convert to and from float (round to nearest, ties to even; NaN stays NaN; overflow gives
 /// infinity) and all arithmetic is done in float.
 #ifndef TESSERA_CORE_SCALAR_HPP
 #define TESSERA_CORE_SCALAR_HPP
@@ -83,17 +83,26 @@ concept storage_scalar = std::same_as<T, float> || std::same_as<T, bf16> || std:
 /// The field's name of a scalar type: "fp32", "bf16", "fp16", "fp64", "int32", "uint16" ...
 template <class T>
 constexpr std::string_view scalar_name() noexcept {
-  if constexpr (std::same_as<T, float>) return "fp32";
-  else if constexpr (std::same_as<T, bf16>) return "bf16";
-  else if constexpr (std::same_as<T, fp16>) return "fp16";
-  else if constexpr (std::same_as<T, double>) return "fp64";
+  if constexpr (std::same_as<T, float>)
+    return "fp32";
+  else if constexpr (std::same_as<T, bf16>)
+    return "bf16";
+  else if constexpr (std::same_as<T, fp16>)
+    return "fp16";
+  else if constexpr (std::same_as<T, double>)
+    return "fp64";
   else if constexpr (std::integral<T>) {
     constexpr bool is_signed = std::signed_integral<T>;
-    if constexpr (sizeof(T) == 1) return is_signed ? "int8" : "uint8";
-    else if constexpr (sizeof(T) == 2) return is_signed ? "int16" : "uint16";
-    else if constexpr (sizeof(T) == 4) return is_signed ? "int32" : "uint32";
-    else return is_signed ? "int64" : "uint64";
-  } else return "bytes";
+    if constexpr (sizeof(T) == 1)
+      return is_signed ? "int8" : "uint8";
+    else if constexpr (sizeof(T) == 2)
+      return is_signed ? "int16" : "uint16";
+    else if constexpr (sizeof(T) == 4)
+      return is_signed ? "int32" : "uint32";
+    else
+      return is_signed ? "int64" : "uint64";
+  } else
+    return "bytes";
 }
 
 } // namespace tessera::inline TESSERA_STABLE_ABI

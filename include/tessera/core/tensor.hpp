@@ -1,4 +1,5 @@
-/// An owning, contiguous, zero-initialised rank-N array of aligned memory. Move-only; functions take its `view`.
+/// An owning, contiguous, zero-initialised rank-N array of aligned memory. Move-only; functions take its
+/// `view`.
 ///
 ///     tensor<bf16, 2> x({rows, columns});
 ///     ops::add(ex, x.view(), a, b);
@@ -20,7 +21,7 @@ public:
 
   tessera::view<T, Rank, Memory> view() noexcept { return {data(), extents_}; }
   tessera::view<T const, Rank, Memory> view() const noexcept { return {data(), extents_}; }
-  operator tessera::view<T, Rank, Memory>() noexcept { return view(); }             // NOLINT: meant to be implicit
+  operator tessera::view<T, Rank, Memory>() noexcept { return view(); } // NOLINT: meant to be implicit
   operator tessera::view<T const, Rank, Memory>() const noexcept { return view(); } // NOLINT
   operator tessera::view<T const, Rank, Memory>() noexcept { return view(); }       // NOLINT
 

@@ -61,7 +61,7 @@ public:
 
   /// A view of constant elements from one of mutable elements.
   template <class U>
-    requires(std::is_const_v<T> && std::same_as<U, std::remove_const_t<T>>)
+    requires(std::is_const_v<T>&& std::same_as<U, std::remove_const_t<T>>)
   TESSERA_HOST_DEVICE constexpr view(view<U, Rank, Memory> const& other) // NOLINT: meant to be implicit
       : view(other.data(), other.extents(), other.strides()) {}
 
@@ -111,9 +111,7 @@ public:
   }
 
   /// Index `at` of the outermost dimension: a view of one rank less.
-  constexpr view<T, Rank - 1, Memory> operator[](index_t at) const
-    requires(Rank >= 2)
-  {
+  constexpr view<T, Rank - 1, Memory> operator[](index_t at) const requires(Rank >= 2) {
     tessera::extents<Rank - 1> sizes{}, strides{};
     for (int d = 1; d < Rank; ++d) {
       sizes[static_cast<std::size_t>(d - 1)] = extent_[d];

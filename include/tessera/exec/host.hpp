@@ -32,7 +32,8 @@ struct host_options {
 };
 
 /// `Product` is the policy that multiplies matrices; it is part of the type, so that programs built with and
-/// without oneDNN share no function. Used by one thread at a time. Not copyable: operations refer to its handles.
+/// without oneDNN share no function. Used by one thread at a time. Not copyable: operations refer to its
+/// handles.
 template <class Product>
 class basic_host {
 public:
@@ -47,10 +48,12 @@ public:
 #else
     if (threads_ == 0) threads_ = 1;
     if (threads_ > 1)
-      throw config_error("E-exec-001", where, threads_, " threads were asked for and this build has no OpenMP; "
+      throw config_error("E-exec-001", where, threads_,
+                         " threads were asked for and this build has no OpenMP; "
                          "compile with -fopenmp or ask for 1");
 #endif
-    if (threads_ < 1) throw config_error("E-exec-002", where, "the thread count is ", threads_, ", need 1 or more");
+    if (threads_ < 1)
+      throw config_error("E-exec-002", where, "the thread count is ", threads_, ", need 1 or more");
   }
   basic_host(basic_host const&) = delete;
   basic_host& operator=(basic_host const&) = delete;
@@ -58,13 +61,15 @@ public:
     for (auto& handle : handles_) handle.destroy(handle.object);
   }
 
-  int threads() const noexcept { return threads_; }
+  int threads() const noexcept {
+    return threads_;
+  }
 
   /// Host operations have finished when they return.
   void synchronize() noexcept {}
 
-  /// Calls `body(begin, end)` on disjoint contiguous ranges that cover [0, count), at most one a thread and none
-  /// shorter than `grain` unless it is the only one. The first exception of a body is rethrown here.
+  /// Calls `body(begin, end)` on disjoint contiguous ranges that cover [0, count), at most one a thread and
+  /// none shorter than `grain` unless it is the only one. The first exception of a body is rethrown here.
   template <std::invocable<index_t, index_t> Body>
   void parallel_for(index_t count, index_t grain, Body&& body) {
     if (count <= 0) return;
@@ -73,7 +78,7 @@ public:
     if (workers == 1) return static_cast<void>(body(index_t{0}, count));
     std::exception_ptr failure;
 #if defined(_OPENMP)
-#pragma omp parallel num_threads(narrow<int>(workers))
+#pragma omp parallel num_threads(narrow <int>(workers))
     {
       auto const team = index_t{omp_get_num_threads()}, self = index_t{omp_get_thread_num()};
       auto const begin = count / team * self + (self < count % team ? self : count % team);
@@ -89,8 +94,8 @@ public:
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// An object of type `Handle` that lives as long as this space, default-constructed at the first call: where
-  /// an operation keeps engines, compiled kernels and scratch memory between calls.
+  /// An object of type `Handle` that lives as long as this space, default-constructed at the first call:
+  /// where an operation keeps engines, compiled kernels and scratch memory between calls.
   template <std::default_initializable Handle>
   Handle& handle() {
     for (auto& entry : handles_)
@@ -107,7 +112,9 @@ public:
       if (known == text) return;
     notes_.push_back(static_cast<std::string&&>(text));
   }
-  std::vector<std::string> const& notes() const noexcept { return notes_; }
+  std::vector<std::string> const& notes() const noexcept {
+    return notes_;
+  }
 
 private:
   template <class>

@@ -13,9 +13,9 @@ struct ownership {
   int rank = 0;
   int ranks = 1;
 
-  /// The elements of a flat block of `block_size` that `rank` counts. Over all ranks the ranges are disjoint and
-  /// cover the block, whether the ranks hold replicas of it or shards: a shard is what its rank owns. A tied
-  /// parameter is owned where its block stands; the unit that borrows it owns nothing of it.
+  /// The elements of a flat block of `block_size` that `rank` counts. Over all ranks the ranges are disjoint
+  /// and cover the block, whether the ranks hold replicas of it or shards: a shard is what its rank owns. A
+  /// tied parameter is owned where its block stands; the unit that borrows it owns nothing of it.
   constexpr range of(index_t block_size) const { return of(block_size, rank); }
   constexpr range of(index_t block_size, int other_rank) const {
     return shard_of(block_size, ranks, other_rank, parameter_map::alignment);
@@ -25,8 +25,8 @@ struct ownership {
 /// A stretch of one parameter inside a range of its block.
 struct segment {
   parameter const* whole = nullptr;
-  range in_block;                  ///< Where it stands in the block.
-  index_t first_element = 0;       ///< Its first element's index within the parameter.
+  range in_block;            ///< Where it stands in the block.
+  index_t first_element = 0; ///< Its first element's index within the parameter.
 };
 
 /// Cuts `part` of a block into the stretches of the parameters it covers; gaps are left out.

@@ -19,8 +19,8 @@ namespace tessera::inline TESSERA_ABI::layout {
 enum class parameter_kind { matrix, bias, norm_gain, norm_bias, token_embedding, position_embedding };
 
 constexpr char const* name_of(parameter_kind kind) noexcept {
-  constexpr char const* names[] = {"matrix",    "bias",            "norm_gain",
-                                   "norm_bias", "token_embedding", "position_embedding"};
+  constexpr char const* names[] = {
+      "matrix", "bias", "norm_gain", "norm_bias", "token_embedding", "position_embedding"};
   return names[static_cast<int>(kind)];
 }
 
@@ -29,8 +29,12 @@ struct initial_values {
   float mean = 0;
   float deviation = 0;
 };
-constexpr initial_values constant_values(float value) noexcept { return {value, 0}; }
-constexpr initial_values normal_values(float deviation) noexcept { return {0, deviation}; }
+constexpr initial_values constant_values(float value) noexcept {
+  return {value, 0};
+}
+constexpr initial_values normal_values(float deviation) noexcept {
+  return {0, deviation};
+}
 
 struct parameter {
   std::string name;
@@ -50,14 +54,14 @@ constexpr std::uint64_t stream_of(std::string_view name) noexcept {
   return hash;
 }
 
-/// The parameters of one unit in the order of their offsets. Each starts at a multiple of `alignment` elements;
-/// the gaps hold zeros, have zero gradients, and belong to no parameter.
+/// The parameters of one unit in the order of their offsets. Each starts at a multiple of `alignment`
+/// elements; the gaps hold zeros, have zero gradients, and belong to no parameter.
 class parameter_map {
 public:
   static constexpr index_t alignment = 32; // 64 bytes of the smallest storage type
 
-  /// Appends a parameter and returns its number. Throws size_error for an impossible shape, config_error for a
-  /// name that is already there.
+  /// Appends a parameter and returns its number. Throws size_error for an impossible shape, config_error for
+  /// a name that is already there.
   std::size_t add(std::string name, std::vector<index_t> shape, parameter_kind kind, initial_values start,
                   site where = site::here()) {
     for (auto const& known : parameters_)

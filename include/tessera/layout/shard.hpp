@@ -26,10 +26,11 @@ constexpr range intersection(range a, range b) noexcept {
 /// Part `part` of `parts` of n elements. Postconditions: the parts are in order, disjoint and cover [0, n);
 /// every inner border is a multiple of `granule`; whole granules are spread so that the parts' counts of them
 /// differ by at most one, the earlier parts taking more.
-constexpr range shard_of(index_t n, index_t parts, index_t part, index_t granule = 1, site where = site::here()) {
+constexpr range shard_of(index_t n, index_t parts, index_t part, index_t granule = 1,
+                         site where = site::here()) {
   if (n < 0 || parts < 1 || part < 0 || part >= parts || granule < 1)
-    throw size_error("E-layout-001", where, "shard ", part, " of ", parts, " of ", n, " elements in granules of ",
-                     granule, " does not exist");
+    throw size_error("E-layout-001", where, "shard ", part, " of ", parts, " of ", n,
+                     " elements in granules of ", granule, " does not exist");
   auto const granules = n / granule + (n % granule != 0 ? 1 : 0);
   auto const border = [&](index_t p) {
     auto const before = granules / parts * p + (p < granules % parts ? p : granules % parts);

@@ -1,11 +1,12 @@
 /// A model is a sequence of units: the embedding, each transformer block, the head. A unit describes one flat
-/// block of parameters and knows a forward and a backward over it; it does not hold the block. Whoever runs the
-/// model lends blocks to units, so that sharding, gathering, recomputing or moving parameters needs no word in
-/// any layer.
+/// block of parameters and knows a forward and a backward over it; it does not hold the block. Whoever runs
+/// the model lends blocks to units, so that sharding, gathering, recomputing or moving parameters needs no
+/// word in any layer.
 ///
 ///     stream<Ex, T> s{.batch = batch};
-///     for (auto& u : units) u->forward(ex, blocks_of(u), s, memory, pass);        // s.loss is there at the end
-///     for (auto& u : reversed) u->backward(ex, blocks_of(u), s, memory, pass);    // adds to the gradients
+///     for (auto& u : units) u->forward(ex, blocks_of(u), s, memory, pass);        // s.loss is there at the
+///     end for (auto& u : reversed) u->backward(ex, blocks_of(u), s, memory, pass);    // adds to the
+///     gradients
 #ifndef TESSERA_NN_UNIT_HPP
 #define TESSERA_NN_UNIT_HPP
 
@@ -42,13 +43,13 @@ struct loss_sum {
 
 /// What forward and backward of one micro-batch agree on.
 struct pass {
-  std::uint64_t seed = 0;      ///< Of the run; keys dropout together with step, layer and global sample.
-  std::uint64_t step = 0;      ///< Optimizer step.
-  index_t first_sample = 0;    ///< Number of the micro-batch's first sample within the step's global batch.
-  bool training = true;        ///< False: no dropout, nothing is kept for a backward.
-  bool accumulate = false;     ///< True: add to the gradient blocks; false: overwrite them.
-  float gradient_scale = 1;    ///< Factor on the gradient of the loss sum (fp16 loss scaling).
-  int slot = 0;                ///< Which of the micro-batches in flight this is; see unit::reserve.
+  std::uint64_t seed = 0;   ///< Of the run; keys dropout together with step, layer and global sample.
+  std::uint64_t step = 0;   ///< Optimizer step.
+  index_t first_sample = 0; ///< Number of the micro-batch's first sample within the step's global batch.
+  bool training = true;     ///< False: no dropout, nothing is kept for a backward.
+  bool accumulate = false;  ///< True: add to the gradient blocks; false: overwrite them.
+  float gradient_scale = 1; ///< Factor on the gradient of the loss sum (fp16 loss scaling).
+  int slot = 0;             ///< Which of the micro-batches in flight this is; see unit::reserve.
 };
 
 /// What flows between units.
@@ -56,12 +57,13 @@ template <exec::space Ex, storage_scalar T>
 struct stream {
   using memory = typename Ex::memory;
 
-  view<std::int32_t const, 2, memory> tokens;  ///< [batch, sequence_length]
-  view<std::int32_t const, 2, memory> targets; ///< The same shape; `ops::ignore_index` where nothing is predicted.
-  view<T, 2, memory> hidden;                   ///< [tokens, width]; forward replaces it by the unit's output.
-  view<T, 2, memory> gradient;                 ///< [tokens, width]; backward turns the gradient of the unit's
-                                               ///< output into that of its input, in place.
-  loss_sum loss;                               ///< The head's forward adds to it.
+  view<std::int32_t const, 2, memory> tokens; ///< [batch, sequence_length]
+  view<std::int32_t const, 2, memory>
+      targets;                 ///< The same shape; `ops::ignore_index` where nothing is predicted.
+  view<T, 2, memory> hidden;   ///< [tokens, width]; forward replaces it by the unit's output.
+  view<T, 2, memory> gradient; ///< [tokens, width]; backward turns the gradient of the unit's
+                               ///< output into that of its input, in place.
+  loss_sum loss;               ///< The head's forward adds to it.
 };
 
 /// One step of the model. T is the storage type of weights and activations, G that of gradients.
