@@ -110,9 +110,10 @@ public:
     return result;
   }
 
-  /// Index `at` of the outermost dimension: a view of one rank less.
-  constexpr view<T, Rank - 1, Memory> operator[](index_t at) const requires(Rank >= 2) {
-    tessera::extents<Rank - 1> sizes{}, strides{};
+  /// Index `at` of the outermost dimension: a view of one rank less. (The conditional names a valid type for
+  /// rank 1 too, where the member does not exist.)
+  constexpr view<T, (Rank > 1 ? Rank - 1 : 1), Memory> operator[](index_t at) const requires(Rank >= 2) {
+    tessera::extents<(Rank > 1 ? Rank - 1 : 1)> sizes{}, strides{};
     for (int d = 1; d < Rank; ++d) {
       sizes[static_cast<std::size_t>(d - 1)] = extent_[d];
       strides[static_cast<std::size_t>(d - 1)] = stride_[d];
