@@ -55,7 +55,7 @@ constexpr std::uint64_t stream_of(std::string_view name) noexcept {
 }
 
 /// The parameters of one unit in the order of their offsets. Each starts at a multiple of `alignment`
-/// elements; the gaps hold zeros, have zero gradients, and belong to no parameter.
+/// elements, or joined to the one before; gaps hold zeros, have zero gradients, and belong to no parameter.
 class parameter_map {
 public:
   static constexpr index_t alignment = 32; // 64 bytes of the smallest storage type
@@ -72,6 +72,19 @@ public:
                            start, block_size_, size});
     block_size_ += (size + alignment - 1) / alignment * alignment;
     return parameters_.size() - 1;
+  }
+
+  /// As `add`, but begins where the last parameter ends, without a gap: a row block of a packed matrix that
+  /// keeps a name of its own.
+  std::size_t add_joined(std::string name, std::vector<index_t> shape, parameter_kind kind,
+                         initial_values start, site where = site::here()) {
+    auto const number =
+        add(static_cast<std::string&&>(name), static_cast<std::vector<index_t>&&>(shape), kind, start, where);
+    if (number == 0) return number;
+    auto& p = parameters_[number];
+    p.offset = parameters_[number - 1].where().end;
+    block_size_ = (p.where().end + alignment - 1) / alignment * alignment;
+    return number;
   }
 
   parameter const& operator[](std::size_t number) const { return parameters_[number]; }

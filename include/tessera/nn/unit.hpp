@@ -1,12 +1,12 @@
 /// A model is a sequence of units: the embedding, each transformer block, the head. A unit describes one flat
 /// block of parameters and knows a forward and a backward over it; it does not hold the block. Whoever runs
-/// the model lends blocks to units, so that sharding, gathering, recomputing or moving parameters needs no
-/// word in any layer.
+/// the model lends blocks, activation memory and caches to units, so that sharding, gathering, recomputing or
+/// moving parameters needs no word in any layer. nn/model.hpp is the plainest runner:
 ///
-///     stream<Ex, T> s{.batch = batch};
-///     for (auto& u : units) u->forward(ex, blocks_of(u), s, memory, pass);        // s.loss is there at the
-///     end for (auto& u : reversed) u->backward(ex, blocks_of(u), s, memory, pass);    // adds to the
-///     gradients
+///     stream<Ex, T> s{.tokens = tokens, .targets = targets};
+///     for (i = 0, 1, ...) units[i]->forward(ex, blocks[i], s, memory, pass);     // s.loss is there at the
+///     end for (i = last, ..., 0) units[i]->backward(ex, blocks[i], s, memory, pass); // gradients[i] is
+///     there
 #ifndef TESSERA_NN_UNIT_HPP
 #define TESSERA_NN_UNIT_HPP
 
@@ -26,6 +26,7 @@ struct batch_shape {
   index_t sequence_length = 0; ///< Tokens of a sample.
 
   constexpr index_t tokens() const noexcept { return batch * sequence_length; }
+  friend constexpr bool operator==(batch_shape const&, batch_shape const&) = default;
 };
 
 /// Losses add up: a sum over predicted tokens, in nats, and their count. Nothing is divided before all
@@ -64,6 +65,13 @@ struct stream {
   view<T, 2, memory> gradient; ///< [tokens, width]; backward turns the gradient of the unit's
                                ///< output into that of its input, in place.
   loss_sum loss;               ///< The head's forward adds to it.
+
+  // Lent by a decoder, which feeds a few tokens at a time; empty otherwise.
+  index_t first_position = 0;      ///< Position of the first token of each sample.
+  view<T, 3, memory> keys, values; ///< [batch, capacity, cache_width()] of the unit that runs.
+  view<float, 2, memory> logits;   ///< [batch, vocabulary]: the head leaves the last token's here, no loss.
+
+  batch_shape shape() const noexcept { return {tokens.extent(0), tokens.extent(1)}; }
 };
 
 /// One step of the model. T is the storage type of weights and activations, G that of gradients.
@@ -75,7 +83,7 @@ public:
   /// The parameters that a call works on. All spans have the size of the block of the map they belong to.
   struct blocks {
     std::span<T const> weights;
-    std::span<G> gradients;          ///< Empty in a forward.
+    std::span<G> gradients;          ///< Empty outside training. The head writes its own in its forward.
     std::span<T const> tied_weights; ///< The block of the unit named by `tied_to`, where there is one.
     std::span<G> tied_gradients;     ///< A tied gradient is written before its owner's backward, which adds.
   };
@@ -91,16 +99,21 @@ public:
   /// Prepares for `micro_batches` forwards that wait for their backwards at once (pass::slot below it).
   virtual void reserve(int micro_batches) = 0;
 
-  /// Bytes that a training forward takes from the arena and keeps for its backward, its output included.
+  /// Bytes that a training forward takes from the arena and keeps for its backward, its output included. Its
+  /// input, s.hidden as it came, must stay as well; the runner releases both after the backward.
   virtual index_t kept_bytes(batch_shape shape) const = 0;
-  /// Further bytes that forward or backward takes and gives back before it returns.
+  /// Further bytes that forward or backward takes and gives back before it returns. A forward that does not
+  /// train keeps its output only: no more than kept and scratch bytes together, of which all but the
+  /// embedding's output are given back.
   virtual index_t scratch_bytes(batch_shape shape) const = 0;
+  /// Elements of a token's keys, and of its values, that decoding keeps; 0 for a unit without attention.
+  virtual index_t cache_width() const { return 0; }
 
   /// Reads s.hidden (s.tokens in the first unit), leaves its output in s.hidden.
-  virtual void forward(Ex& ex, blocks const& parameters, stream<Ex, T>& s, arena<memory>& memory_,
+  virtual void forward(Ex& ex, blocks const& parameters, stream<Ex, T>& s, arena<memory>& activations,
                        pass const& p) = 0;
-  /// Turns s.gradient into the gradient of its input and adds the parameters' gradients.
-  virtual void backward(Ex& ex, blocks const& parameters, stream<Ex, T>& s, arena<memory>& memory_,
+  /// Turns s.gradient into the gradient of its input and writes, or adds, the parameters' gradients.
+  virtual void backward(Ex& ex, blocks const& parameters, stream<Ex, T>& s, arena<memory>& activations,
                         pass const& p) = 0;
 };
 
