@@ -1,0 +1,317 @@
+/// The settings of a training run: one struct, and one table that says what each setting is called, what it
+/// means and which values it may take. JSON, the command line, --help, the checks, and what a resumed run may
+/// not change are all read from that table, so they cannot disagree.
+///
+///     train::settings s;
+///     train::set(s, "learning_rate", "3e-4");     // by name, as text; unknown names name the nearest
+///     train::check(s);                            // throws config_error that says how to fix it
+#ifndef TESSERA_TRAIN_SETTINGS_HPP
+#define TESSERA_TRAIN_SETTINGS_HPP
+
+#include <charconv>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+#include <tessera/core/extents.hpp>
+#include <tessera/train/detail/nearest.hpp>
+
+namespace tessera::inline TESSERA_ABI::train {
+
+struct settings {
+  std::string data;
+  std::string tokenizer = "bytes";
+  index_t vocabulary = 0;
+  double validation_share = 0.05;
+
+  std::string family = "gpt2";
+  index_t layers = 4;
+  index_t width = 256;
+  index_t heads = 4;
+  index_t key_value_heads = 0;
+  index_t feed_forward = 0;
+  index_t sequence_length = 128;
+  double dropout = 0;
+  bool tied_head = true;
+  std::string storage = "bf16";
+
+  index_t steps = 1000;
+  index_t batch = 16;
+  index_t micro_batch = 8;
+  double learning_rate = 1e-3;
+  std::string schedule = "cosine";
+  index_t warmup_steps = 50;
+  index_t decay_steps = 0;
+  double final_rate_share = 0.1;
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double clip = 1;
+  index_t seed = 1337;
+
+  index_t ranks = 1;
+  index_t threads = 0;
+  index_t zero_stage = 1;
+  double bucket_mib = 4;
+
+  std::string run = "run";
+  index_t checkpoint_every = 200;
+  index_t keep = 3;
+  index_t validate_every = 100;
+  index_t validation_samples = 64;
+  index_t log_every = 1;
+  index_t sample_tokens = 200;
+  std::string prompt = "In the beginning";
+
+  /// Names of differences that this resumption is meant to have. Never part of a file: it is said once.
+  std::vector<std::string> allow_difference;
+};
+
+/// What a checkpoint says to another value of a setting.
+enum class binding {
+  refused, ///< It decides the run's numbers or their rounding: refused unless it is allowed by name.
+  free     ///< It does not.
+};
+
+struct field {
+  std::string_view group;
+  std::string_view name; ///< The key in JSON; on the command line --with-hyphens.
+  std::variant<std::string settings::*, index_t settings::*, double settings::*, bool settings::*> member;
+  std::string_view help;
+  binding bound = binding::refused;
+  double least = 0; ///< For numbers; text has `choices` instead.
+  double most = 9e15;
+  std::string_view choices{}; ///< "gpt2|llama"; empty: any text.
+};
+
+inline constexpr field fields[] = {
+    {"Data", "data", &settings::data,
+     "Text to learn from: any file of UTF-8 text, or (with tokenizer 'tokens') a token file in llm.c's .bin "
+     "layout. A resumed run recognises it by its content, not by its path.",
+     binding::free},
+    {"Data", "tokenizer", &settings::tokenizer,
+     "How text becomes numbers: 'bytes' takes each byte as a token; 'sentencepiece' learns pieces of words "
+     "from the text; 'tokens' means that the data is a token file already.",
+     binding::refused, 0, 0, "bytes|sentencepiece|tokens"},
+    {"Data", "vocabulary", &settings::vocabulary,
+     "Number of different tokens. 0 chooses: 256 for bytes, 2048 for sentencepiece.", binding::refused, 0,
+     1 << 24},
+    {"Data", "validation_share", &settings::validation_share,
+     "Share of the tokens, at the end of the text, that is kept for validation and never trained on.",
+     binding::refused, 0, 0.5},
+
+    {"Model", "family", &settings::family,
+     "'gpt2': learned positions, layer norm, GELU; 'llama': rotary positions, RMS norm, SwiGLU.",
+     binding::refused, 0, 0, "gpt2|llama"},
+    {"Model", "layers", &settings::layers, "Number of transformer blocks.", binding::refused, 1, 10000},
+    {"Model", "width", &settings::width, "Numbers that describe one token between blocks.", binding::refused,
+     1, 1 << 20},
+    {"Model", "heads", &settings::heads, "Attention heads; the width must be a multiple of it.",
+     binding::refused, 1, 1 << 20},
+    {"Model", "key_value_heads", &settings::key_value_heads,
+     "Heads of keys and values, each shared by heads / key_value_heads query heads (llama). 0: as many as "
+     "heads.",
+     binding::refused, 0, 1 << 20},
+    {"Model", "feed_forward", &settings::feed_forward,
+     "Inner width of the feed-forward layers. 0: 4 times the width (gpt2), 8/3 of it (llama).",
+     binding::refused, 0, 1 << 24},
+    {"Model", "sequence_length", &settings::sequence_length, "Tokens that the model sees at once.",
+     binding::refused, 1, 1 << 24},
+    {"Model", "dropout", &settings::dropout, "Probability that an activation is dropped in training.",
+     binding::refused, 0, 0.999},
+    {"Model", "tied_head", &settings::tied_head,
+     "true: the output layer uses the token embedding's matrix; false: it has its own."},
+    {"Model", "storage", &settings::storage,
+     "What weights and activations are stored in; sums are always made in fp32. bf16 keeps fp32 master "
+     "weights in the optimizer.",
+     binding::refused, 0, 0, "fp32|bf16"},
+
+    {"Training", "steps", &settings::steps, "Optimizer steps of the whole run.", binding::refused, 0, 1e12},
+    {"Training", "batch", &settings::batch,
+     "Sequences of one step, over all ranks. The result does not depend on how ranks share them, to "
+     "rounding.",
+     binding::refused, 1, 1 << 30},
+    {"Training", "micro_batch", &settings::micro_batch,
+     "Sequences that one rank works on at once; lower it to save memory. Gradients add up over "
+     "micro-batches.",
+     binding::refused, 1, 1 << 30},
+    {"Training", "learning_rate", &settings::learning_rate, "The largest learning rate of the schedule."},
+    {"Training", "schedule", &settings::schedule,
+     "The learning rate after warm-up: 'constant', 'linear' or 'cosine' down to the final share at the last "
+     "step, or 'wsd': stable, then linear down over the last decay_steps.",
+     binding::refused, 0, 0, "constant|linear|cosine|wsd"},
+    {"Training", "warmup_steps", &settings::warmup_steps, "Steps over which the learning rate rises from 0.",
+     binding::refused, 0, 1e12},
+    {"Training", "decay_steps", &settings::decay_steps,
+     "Length of the decay of 'wsd'; 0: a fifth of the steps.", binding::refused, 0, 1e12},
+    {"Training", "final_rate_share", &settings::final_rate_share,
+     "The last step's learning rate, as a share of the largest.", binding::refused, 0, 1},
+    {"Training", "weight_decay", &settings::weight_decay,
+     "Decoupled decay of matrices and embeddings; norms and biases are not decayed."},
+    {"Training", "beta1", &settings::beta1, "AdamW: memory of the gradient's mean.", binding::refused, 0,
+     0.999999},
+    {"Training", "beta2", &settings::beta2, "AdamW: memory of the gradient's square.", binding::refused, 0,
+     0.9999999},
+    {"Training", "epsilon", &settings::epsilon, "AdamW: added to the root of the square.", binding::refused,
+     1e-30, 1},
+    {"Training", "clip", &settings::clip,
+     "Gradients with a larger global norm are scaled down to it. 0: never."},
+    {"Training", "seed", &settings::seed, "Of the weights, the order of the data and the dropout."},
+
+    {"Layout", "ranks", &settings::ranks,
+     "Ranks as threads of one process. Under mpiexec the ranks are its processes, and this stays 1.",
+     binding::free, 1, 4096},
+    {"Layout", "threads", &settings::threads,
+     "Threads of each rank. 0: the machine's cores shared among the ranks.", binding::free, 0, 4096},
+    {"Layout", "zero_stage", &settings::zero_stage,
+     "1 shares the optimizer's state among the ranks (ZeRO-1); 0 gives each rank all of it.",
+     binding::refused, 0, 1},
+    {"Layout", "bucket_mib", &settings::bucket_mib,
+     "Gradients are reduced in pieces of about this many MiB while the backward pass runs.", binding::free,
+     0.001, 65536},
+
+    {"Run", "run", &settings::run,
+     "Folder of the run: checkpoints, metrics.csv, loss.svg, summary.json. If it holds a checkpoint, the run "
+     "goes on from the latest.",
+     binding::free},
+    {"Run", "checkpoint_every", &settings::checkpoint_every,
+     "Steps between checkpoints; the last step always makes one. 0: only the last.", binding::free, 0, 1e12},
+    {"Run", "keep", &settings::keep, "Checkpoints to keep; older ones are deleted.", binding::free, 1, 1e6},
+    {"Run", "validate_every", &settings::validate_every,
+     "Steps between validations; there is always one at the end. 0: only then.", binding::free, 0, 1e12},
+    {"Run", "validation_samples", &settings::validation_samples,
+     "Sequences of a validation while training; the one at the end takes all. 0: all, always.", binding::free,
+     0, 1e12},
+    {"Run", "log_every", &settings::log_every, "Steps between lines of the log (not on a terminal).",
+     binding::free, 1, 1e12},
+    {"Run", "sample_tokens", &settings::sample_tokens, "Tokens of text to write at the end. 0: none.",
+     binding::free, 0, 1e9},
+    {"Run", "prompt", &settings::prompt, "What that text begins with.", binding::free},
+};
+
+/// The table's row of that name, or config_error that names the nearest.
+inline field const& field_of(std::string_view name, site where = site::here()) {
+  std::vector<std::string_view> names;
+  for (auto const& f : fields) {
+    if (f.name == name) return f;
+    names.push_back(f.name);
+  }
+  throw config_error("E-train-001", where, "there is no setting '", name, "'; did you mean '",
+                     detail::nearest(name, names), "'?");
+}
+
+/// A setting's value as text that `set` reads back to the same value.
+inline std::string text_of(settings const& s, field const& f) {
+  return std::visit(
+      [&](auto member) -> std::string {
+        using value_type = std::remove_cvref_t<decltype(s.*member)>;
+        if constexpr (std::same_as<value_type, std::string>)
+          return s.*member;
+        else if constexpr (std::same_as<value_type, bool>)
+          return s.*member ? "true" : "false";
+        else {
+          char digits[40];
+          auto const end = std::to_chars(digits, digits + sizeof digits, s.*member).ptr;
+          return {digits, end};
+        }
+      },
+      f.member);
+}
+
+/// Throws config_error unless the value is one that the table allows.
+inline void check(settings const& s, field const& f, site where = site::here()) {
+  auto const contains = [](std::string const& text, std::string const& part) {
+    return text.find(part) != std::string::npos;
+  };
+  std::visit(
+      [&](auto member) {
+        auto const& value = s.*member;
+        if constexpr (std::same_as<decltype(value), std::string const&>) {
+          if (f.choices.empty()) return;
+          if (value.find('|') != std::string::npos ||
+              !contains('|' + std::string(f.choices) + '|', '|' + value + '|'))
+            throw config_error("E-train-002", where, f.name, " is '", value, "'; it must be one of ",
+                               f.choices);
+        } else if constexpr (!std::same_as<decltype(value), bool const&>) {
+          auto const number = static_cast<double>(value);
+          if (!(number >= f.least && number <= f.most)) // also refuses NaN
+            throw config_error("E-train-003", where, f.name, " is ", text_of(s, f), "; it must lie in [",
+                               f.least, ", ", f.most, "]");
+        }
+      },
+      f.member);
+}
+
+/// Sets one setting from text. Throws config_error for an unknown name and for a value it cannot take.
+inline void set(settings& s, std::string_view name, std::string_view text, site where = site::here()) {
+  auto const& f = field_of(name, where);
+  auto const refuse = [&](char const* kind) {
+    throw config_error("E-train-004", where, name, " is '", text, "'; it must be ", kind);
+  };
+  std::visit(
+      [&](auto member) {
+        auto& value = s.*member;
+        if constexpr (std::same_as<decltype(value), std::string&>)
+          value = text;
+        else if constexpr (std::same_as<decltype(value), bool&>) {
+          if (text != "true" && text != "false") refuse("true or false");
+          value = text == "true";
+        } else {
+          auto parsed = value;
+          auto const [end, fault] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+          if (fault != std::errc{} || end != text.data() + text.size())
+            refuse(std::same_as<decltype(value), double&> ? "a number" : "a whole number");
+          value = parsed;
+        }
+      },
+      f.member);
+  check(s, f, where);
+}
+
+/// Checks every setting by itself, and those that must fit each other. Throws config_error that says which
+/// settings do not fit and how to fix it.
+inline void check(settings const& s, site where = site::here()) {
+  for (auto const& f : fields) check(s, f, where);
+  auto const multiple_above = [](index_t value, index_t of) { return (value + of - 1) / of * of; };
+  if (s.data.empty())
+    throw config_error("E-train-005", where, "no data was given: set data to a text file (--data FILE)");
+  if (s.run.empty())
+    throw config_error("E-train-005", where, "no folder was given for the run: set run (--run FOLDER)");
+  if (s.width % s.heads != 0)
+    throw config_error("E-train-006", where, "width ", s.width, " is not a multiple of heads ", s.heads,
+                       "; set width to ", multiple_above(s.width, s.heads), " or change heads");
+  if (s.family == "llama" && s.width / s.heads % 2 != 0)
+    throw config_error("E-train-006", where, "rotary positions turn pairs, and a head has ",
+                       s.width / s.heads, " elements; set width to ", multiple_above(s.width, 2 * s.heads));
+  if (s.key_value_heads != 0 && s.family != "llama")
+    throw config_error("E-train-007", where, "key_value_heads is ", s.key_value_heads,
+                       ", which only family llama has; set it to 0 or choose llama");
+  if (s.key_value_heads != 0 && s.heads % s.key_value_heads != 0)
+    throw config_error("E-train-006", where, "heads ", s.heads, " is not a multiple of key_value_heads ",
+                       s.key_value_heads, "; set key_value_heads to a divisor of it");
+  if (s.dropout != 0 && s.family == "llama")
+    throw config_error("E-train-007", where, "dropout is ", s.dropout,
+                       ", which family llama does not have; set it to 0 or choose gpt2");
+  if (s.tokenizer == "bytes" && s.vocabulary != 0 && s.vocabulary != 256)
+    throw config_error("E-train-007", where, "vocabulary is ", s.vocabulary,
+                       ", and bytes have 256; leave it at 0 or choose tokenizer sentencepiece");
+  if (s.tokenizer == "tokens" && s.vocabulary == 0)
+    throw config_error("E-train-007", where,
+                       "a token file does not say how many tokens there are; set vocabulary");
+  if (s.warmup_steps > s.steps)
+    throw config_error("E-train-008", where, "warmup_steps ", s.warmup_steps, " is more than steps ", s.steps,
+                       "; the learning rate would never reach its height");
+  if (s.decay_steps != 0 && s.schedule != "wsd")
+    throw config_error("E-train-007", where, "decay_steps is ", s.decay_steps,
+                       ", which only schedule wsd has");
+  if (s.warmup_steps + s.decay_steps > s.steps)
+    throw config_error("E-train-008", where, "warmup_steps ", s.warmup_steps, " and decay_steps ",
+                       s.decay_steps, " are more than steps ", s.steps);
+}
+
+} // namespace tessera::inline TESSERA_ABI::train
+
+#endif
