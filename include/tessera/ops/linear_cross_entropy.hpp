@@ -1,0 +1,101 @@
+/// The head of a language model: logits = in weight^T, softmax cross-entropy with the targets, and both
+/// gradients, in one call. Logits exist for `chunk_rows` rows at a time only, and their gradient takes their
+/// place, so memory does not grow with rows times vocabulary.
+///
+///     auto loss = ops::linear_cross_entropy(ex, {d_in, d_weight}, in, weight, targets, {}, memory);
+///     auto loss = ops::linear_cross_entropy<T, T>(ex, {}, in, weight, targets, {}, memory);   // evaluation
+///
+/// Cost: 2 rows w V operations forward, 4 rows w V more with gradients; the weight is read once a chunk.
+#ifndef TESSERA_OPS_LINEAR_CROSS_ENTROPY_HPP
+#define TESSERA_OPS_LINEAR_CROSS_ENTROPY_HPP
+
+#include <tessera/core/arena.hpp>
+#include <tessera/ops/cross_entropy.hpp>
+#include <tessera/ops/matmul.hpp>
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+struct linear_cross_entropy_options {
+  float label_smoothing = 0; ///< As in cross_entropy.
+  float z_loss = 0;          ///< As in cross_entropy.
+  float gradient_scale = 1;  ///< Factor on the gradient of the loss sum.
+  bool accumulate = false;   ///< Add to d_weight instead of overwriting it.
+  index_t chunk_rows = 0;    ///< Rows whose logits are held at once; 0 stands for 512.
+};
+
+/// Where the gradients go; both empty for an evaluation.
+template <storage_scalar T, storage_scalar G, memory_space M = host_memory>
+struct linear_cross_entropy_gradients {
+  view<T, 2, M> input = {};  ///< [rows, w], overwritten.
+  view<G, 2, M> weight = {}; ///< [V, w]
+};
+
+namespace detail {
+
+constexpr index_t chunk_of(index_t rows, index_t chunk_rows) noexcept {
+  auto const chunk = chunk_rows > 0 ? chunk_rows : 512;
+  return rows < chunk ? rows : chunk;
+}
+
+} // namespace detail
+
+/// Bytes that the call below takes from the arena, and gives back.
+template <storage_scalar T>
+constexpr index_t linear_cross_entropy_scratch_bytes(index_t rows, index_t vocabulary,
+                                                     index_t chunk_rows = 0) noexcept {
+  auto const chunk = detail::chunk_of(rows, chunk_rows);
+  return arena<>::bytes_for<T>(chunk * vocabulary) + arena<>::bytes_for<float>(chunk);
+}
+
+/// The summed loss of in[rows, w] weight[V, w]^T against targets[rows] (`ignore_index`: no loss, no gradient)
+/// and the number of counted rows; the gradients of the sum times gradient_scale where views are given.
+/// Throws size_error for extents that do not fit or a target outside [0, V).
+template <exec::space Ex, storage_scalar T, storage_scalar G>
+sum_and_count
+linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::memory> gradients,
+                     input<T, 2, typename Ex::memory> in, input<T, 2, typename Ex::memory> weight,
+                     input<std::int32_t, 1, typename Ex::memory> targets,
+                     linear_cross_entropy_options options, arena<typename Ex::memory>& memory,
+                     site where = site::here()) {
+  auto const rows = in.extent(0), width = in.extent(1), vocabulary = weight.extent(0);
+  auto const wants_input = gradients.input.data() != nullptr;
+  auto const wants_weight = gradients.weight.data() != nullptr;
+  require_rows("linear_cross_entropy", "weight", weight, {vocabulary, width}, where);
+  require_extents("linear_cross_entropy", "targets", targets, {rows}, where);
+  require_extents_or_none("linear_cross_entropy", "the gradient of in", gradients.input, in.extents(), where);
+  require_extents_or_none("linear_cross_entropy", "the gradient of weight", gradients.weight,
+                          weight.extents(), where);
+
+  arena_scope const scope(memory);
+  auto const chunk = detail::chunk_of(rows, options.chunk_rows);
+  auto const logits = memory.template take<T, 2>({chunk, vocabulary}, where);
+  auto const losses = memory.template take<float, 1>({chunk}, where);
+  if (rows == 0 && wants_weight && !options.accumulate)
+    matmul(ex, gradients.weight, logits, in, {.transpose_a = true}, where);
+
+  sum_and_count total{};
+  for (index_t row = 0; row < rows; row += chunk) {
+    auto const end = row + chunk < rows ? row + chunk : rows;
+    auto const part = in.slice(0, row, end);
+    auto const part_logits = logits.slice(0, 0, end - row);
+    matmul(ex, part_logits, part, weight, {.transpose_b = true}, where);
+    auto const loss =
+        cross_entropy(ex, part_logits, losses.slice(0, 0, end - row), targets.slice(0, row, end),
+                      {.label_smoothing = options.label_smoothing,
+                       .z_loss = options.z_loss,
+                       .gradient_scale = options.gradient_scale,
+                       .write_gradient = wants_input || wants_weight},
+                      where);
+    total.sum += loss.sum;
+    total.count += loss.count;
+    if (wants_input) matmul(ex, gradients.input.slice(0, row, end), part_logits, weight, {}, where);
+    if (wants_weight)
+      matmul(ex, gradients.weight, part_logits, part,
+             {.transpose_a = true, .accumulate = options.accumulate || row > 0}, where);
+  }
+  return total;
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
