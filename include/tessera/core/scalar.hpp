@@ -18,13 +18,13 @@ struct bf16 {
   std::uint16_t bits;
 
   bf16() = default;
-  TESSERA_HOST_DEVICE constexpr explicit bf16(float value) noexcept {
+  [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr explicit bf16(float value) noexcept {
     auto const word = std::bit_cast<std::uint32_t>(value);
     auto const rounded = static_cast<std::uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
     auto const quiet_nan = static_cast<std::uint16_t>((word >> 16) | 0x40u);
     bits = (word & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded;
   }
-  TESSERA_HOST_DEVICE constexpr operator float() const noexcept {
+  [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }
   static TESSERA_HOST_DEVICE constexpr bf16 from_bits(std::uint16_t bits) noexcept {
@@ -34,40 +34,42 @@ struct bf16 {
   }
 };
 
+namespace detail {
+/// `condition ? yes : no` by a mask. A conditional expression may come back as a branch, and a loop that
+/// converts storage would no longer be vectorised.
+[[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr std::uint32_t select(bool condition, std::uint32_t yes,
+                                                                          std::uint32_t no) noexcept {
+  auto const mask = 0u - static_cast<std::uint32_t>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+} // namespace detail
+
 /// IEEE 754 binary16: 1 sign, 5 exponent and 10 mantissa bits, with subnormals.
 struct fp16 {
   std::uint16_t bits;
 
   fp16() = default;
-  TESSERA_HOST_DEVICE constexpr explicit fp16(float value) noexcept {
+  [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr explicit fp16(float value) noexcept {
     auto const word = std::bit_cast<std::uint32_t>(value);
-    auto const sign = static_cast<std::uint16_t>((word >> 16) & 0x8000u);
     auto const magnitude = word & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) {
-      bits = static_cast<std::uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
-    } else if (magnitude >= 0x477ff000u) { // 65520 and above round to infinity
-      bits = static_cast<std::uint16_t>(sign | 0x7c00u);
-    } else if (magnitude >= 0x38800000u) { // normal: rebias the exponent by 127 - 15
-      auto const rebiased = magnitude - 0x38000000u;
-      bits = static_cast<std::uint16_t>(sign | ((rebiased + 0xfffu + ((rebiased >> 13) & 1u)) >> 13));
-    } else if (magnitude >= 0x33000000u) { // subnormal: shift the mantissa, with its hidden bit, into place
-      auto const shift = 126u - (magnitude >> 23);
-      auto const mantissa = (magnitude & 0x7fffffu) | 0x800000u;
-      auto const half = 1u << (shift - 1);
-      auto const odd = (mantissa >> shift) & 1u;
-      bits = static_cast<std::uint16_t>(sign | ((mantissa + half - 1u + odd) >> shift));
-    } else {
-      bits = sign;
-    }
+    // Normal: the exponent is rebiased by 127 - 15, thirteen bits of the mantissa are rounded off.
+    auto result = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    // Subnormal: adding 1/2 makes the unit in the last place 2^-24, so the sum holds the rounded mantissa.
+    auto const is_subnormal = magnitude < 0x38800000u;
+    auto const tiny = std::bit_cast<float>(detail::select(is_subnormal, magnitude, 0u));
+    auto const sum = std::bit_cast<std::uint32_t>(tiny + 0.5f);
+    result = detail::select(is_subnormal, sum - 0x3f000000u, result);
+    result = detail::select(magnitude >= 0x477ff000u, 0x7c00u, result); // 65520 and above round to infinity
+    result = detail::select(magnitude > 0x7f800000u, 0x7e00u | ((magnitude >> 13) & 0x3ffu), result);
+    bits = static_cast<std::uint16_t>(result | ((word >> 16) & 0x8000u));
   }
-  TESSERA_HOST_DEVICE constexpr operator float() const noexcept {
-    auto const sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
-    auto const exponent = static_cast<std::uint32_t>(bits >> 10) & 0x1fu;
-    auto const mantissa = static_cast<std::uint32_t>(bits) & 0x3ffu;
-    if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-    if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
-    auto const magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(magnitude));
+  [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr operator float() const noexcept {
+    auto const magnitude = static_cast<std::uint32_t>(bits) & 0x7fffu;
+    auto const subnormal =
+        std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
+    auto result = detail::select(magnitude < 0x400u, subnormal, (magnitude << 13) + (112u << 23));
+    result = detail::select(magnitude >= 0x7c00u, (magnitude << 13) | 0x7f800000u, result);
+    return std::bit_cast<float>(result | (static_cast<std::uint32_t>(bits & 0x8000u) << 16));
   }
   static TESSERA_HOST_DEVICE constexpr fp16 from_bits(std::uint16_t bits) noexcept {
     fp16 value{};
@@ -79,6 +81,13 @@ struct fp16 {
 /// What weights, activations and gradients are stored in.
 template <class T>
 concept storage_scalar = std::same_as<T, float> || std::same_as<T, bf16> || std::same_as<T, fp16>;
+
+/// place = T(value), rounded. In a loop marked TESSERA_SIMD write this, not the assignment: there g++ keeps
+/// the temporary of a 16-bit type in memory, one for each lane, and does not vectorise.
+template <storage_scalar T>
+[[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr void store(T& place, float value) noexcept {
+  place = T(value);
+}
 
 /// The field's name of a scalar type: "fp32", "bf16", "fp16", "fp64", "int32", "uint16" ...
 template <class T>

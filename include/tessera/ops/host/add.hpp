@@ -15,7 +15,7 @@ struct add_on<exec::host_backend> {
                               [o = out.data(), x = a.data(), y = b.data()](index_t begin, index_t end) {
                                 TESSERA_SIMD()
                                 for (auto i = begin; i < end; ++i)
-                                  o[i] = T(static_cast<float>(x[i]) + static_cast<float>(y[i]));
+                                  store(o[i], static_cast<float>(x[i]) + static_cast<float>(y[i]));
                               });
   }
 };

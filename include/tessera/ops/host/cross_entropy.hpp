@@ -40,7 +40,7 @@ struct cross_entropy_on<exec::host_backend> {
       auto const maximum = softmax.maximum;
       TESSERA_SIMD()
       for (index_t i = 0; i < classes; ++i)
-        x[i] = T(elementary::exp(static_cast<float>(x[i]) - maximum) * g.slope - g.even);
+        store(x[i], elementary::exp(static_cast<float>(x[i]) - maximum) * g.slope - g.even);
       x[target] = T(elementary::exp(target_logit - maximum) * g.slope - g.even - g.target);
     });
 

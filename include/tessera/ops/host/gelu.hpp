@@ -30,7 +30,7 @@ private:
   static void forward_as(Ex& ex, view<T, 1> out, view<T const, 1> in) {
     host_detail::for_elements(ex, in.size(), [y = out.data(), x = in.data()](index_t begin, index_t end) {
       TESSERA_SIMD()
-      for (auto i = begin; i < end; ++i) y[i] = T(gelu_value<Form>(x[i]));
+      for (auto i = begin; i < end; ++i) store(y[i], gelu_value<Form>(x[i]));
     });
   }
 
@@ -39,7 +39,7 @@ private:
     host_detail::for_elements(
         ex, in.size(), [dx = d_in.data(), dy = d_out.data(), x = in.data()](index_t begin, index_t end) {
           TESSERA_SIMD()
-          for (auto i = begin; i < end; ++i) dx[i] = T(static_cast<float>(dy[i]) * gelu_slope<Form>(x[i]));
+          for (auto i = begin; i < end; ++i) store(dx[i], static_cast<float>(dy[i]) * gelu_slope<Form>(x[i]));
         });
   }
 };
