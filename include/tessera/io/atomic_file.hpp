@@ -29,7 +29,7 @@ public:
       throw io_error("E-io-002", where, "cannot write the file ", path_, ": it names a folder");
     // O_EXCL gives each of several writers, and each leftover of a dead one, a name of its own.
     for (int attempt = 0; !file_.open(); ++attempt) {
-      temporary_ = text_of(folder, "/.", name, ".partial-", attempt);
+      temporary_ = tessera::text_of(folder, "/.", name, ".partial-", attempt);
       file_ = detail::descriptor(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
       if (!file_.open() && (errno != EEXIST || attempt > 9999)) {
         auto const cause = errno;

@@ -103,7 +103,7 @@ inline std::string damaged_tensors(file_record const& known, std::span<std::byte
       ++others;
   }
   if (names.empty()) return "its header, or what lies between tensors";
-  return others == 0 ? names : text_of(names, " and ", others, " more");
+  return others == 0 ? names : tessera::text_of(names, " and ", others, " more");
 }
 
 } // namespace detail
