@@ -47,8 +47,8 @@ TEST_CASE("a setting's text reads back to the same value") {
   after.layers = 99;
   after.learning_rate = 0.123456789012345;
   after.tied_head = false;
-  for (auto const& f : train::fields) train::set(after, f.name, train::text_of(before, f));
-  for (auto const& f : train::fields) CHECK(train::text_of(before, f) == train::text_of(after, f));
+  for (auto const& f : train::fields) train::set(after, f.name, train::value_text(before, f));
+  for (auto const& f : train::fields) CHECK(train::value_text(before, f) == train::value_text(after, f));
   train::set(after, "learning_rate", "0.1");
   CHECK(after.learning_rate == 0.1);
 }
@@ -108,9 +108,9 @@ TEST_CASE("settings that do not fit each other are errors that say how to fix th
       {{"family", "dropout"}, {"llama", "0.1"}, "E-train-007", "gpt2"},
       {{"vocabulary"}, {"1000"}, "E-train-007", "sentencepiece"},
       {{"tokenizer"}, {"tokens"}, "E-train-007", "set vocabulary"},
-      {{"steps"}, {"10"}, "E-train-008", "warmup_steps"},
-      {{"decay_steps"}, {"10"}, "E-train-007", "wsd"},
-      {{"schedule", "decay_steps"}, {"wsd", "990"}, "E-train-008", "decay_steps"},
+      {{"steps"}, {"10"}, "E-train-008", "warm_up_steps"},
+      {{"decay_steps"}, {"10"}, "E-train-007", "warm_up_stable_decay"},
+      {{"schedule", "decay_steps"}, {"warm_up_stable_decay", "990"}, "E-train-008", "decay_steps"},
   };
   for (auto const& c : cases) {
     CAPTURE(std::string(c.word));

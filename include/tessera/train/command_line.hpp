@@ -58,7 +58,7 @@ inline std::optional<settings> command_line(int argc, char const* const* argv, c
     constexpr char const* kinds[] = {"TEXT", "INTEGER", "NUMBER", "true|false"};
     given[i].first = app.add_option(hyphenated(f.name), given[i].second, std::string(f.help))
                          ->type_name(f.choices.empty() ? kinds[f.member.index()] : std::string(f.choices))
-                         ->default_str(text_of(defaults, f))
+                         ->default_str(value_text(defaults, f))
                          ->group(std::string(f.group));
   }
 

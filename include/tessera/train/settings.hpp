@@ -34,6 +34,10 @@ struct settings {
   index_t feed_forward = 0;
   index_t sequence_length = 128;
   double dropout = 0;
+  double norm_epsilon = 1e-5;
+  double rotary_theta = 10000;
+  double label_smoothing = 0;
+  double z_loss = 0;
   bool tied_head = true;
   std::string storage = "bf16";
 
@@ -42,7 +46,7 @@ struct settings {
   index_t micro_batch = 8;
   double learning_rate = 1e-3;
   std::string schedule = "cosine";
-  index_t warmup_steps = 50;
+  index_t warm_up_steps = 50;
   index_t decay_steps = 0;
   double final_rate_share = 0.1;
   double weight_decay = 0.1;
@@ -122,6 +126,16 @@ inline constexpr field fields[] = {
      binding::refused, 1, 1 << 24},
     {"Model", "dropout", &settings::dropout, "Probability that an activation is dropped in training.",
      binding::refused, 0, 0.999},
+    {"Model", "norm_epsilon", &settings::norm_epsilon, "Added to the variance that norms divide by.",
+     binding::refused, 1e-12, 0.1},
+    {"Model", "rotary_theta", &settings::rotary_theta, "Base of the rotary positions' wavelengths (llama).",
+     binding::refused, 1.001, 1e12},
+    {"Model", "label_smoothing", &settings::label_smoothing,
+     "Share of the training target that is spread over all tokens. Validation never has it.",
+     binding::refused, 0, 0.999},
+    {"Model", "z_loss", &settings::z_loss,
+     "Weight of the squared log of the softmax's normaliser in the training loss; keeps logits small.",
+     binding::refused, 0, 100},
     {"Model", "tied_head", &settings::tied_head,
      "true: the output layer uses the token embedding's matrix; false: it has its own."},
     {"Model", "storage", &settings::storage,
@@ -141,12 +155,12 @@ inline constexpr field fields[] = {
     {"Training", "learning_rate", &settings::learning_rate, "The largest learning rate of the schedule."},
     {"Training", "schedule", &settings::schedule,
      "The learning rate after warm-up: 'constant', 'linear' or 'cosine' down to the final share at the last "
-     "step, or 'wsd': stable, then linear down over the last decay_steps.",
-     binding::refused, 0, 0, "constant|linear|cosine|wsd"},
-    {"Training", "warmup_steps", &settings::warmup_steps, "Steps over which the learning rate rises from 0.",
-     binding::refused, 0, 1e12},
+     "step, or 'warm_up_stable_decay': stable, then down over the last decay_steps.",
+     binding::refused, 0, 0, "constant|linear|cosine|warm_up_stable_decay"},
+    {"Training", "warm_up_steps", &settings::warm_up_steps,
+     "Steps over which the learning rate rises from 0.", binding::refused, 0, 1e12},
     {"Training", "decay_steps", &settings::decay_steps,
-     "Length of the decay of 'wsd'; 0: a fifth of the steps.", binding::refused, 0, 1e12},
+     "Length of the decay of 'warm_up_stable_decay'. 0: a fifth of the steps.", binding::refused, 0, 1e12},
     {"Training", "final_rate_share", &settings::final_rate_share,
      "The last step's learning rate, as a share of the largest.", binding::refused, 0, 1},
     {"Training", "weight_decay", &settings::weight_decay,
@@ -204,7 +218,7 @@ inline field const& field_of(std::string_view name, site where = site::here()) {
 }
 
 /// A setting's value as text that `set` reads back to the same value.
-inline std::string text_of(settings const& s, field const& f) {
+inline std::string value_text(settings const& s, field const& f) {
   return std::visit(
       [&](auto member) -> std::string {
         using value_type = std::remove_cvref_t<decltype(s.*member)>;
@@ -238,7 +252,7 @@ inline void check(settings const& s, field const& f, site where = site::here()) 
         } else if constexpr (!std::same_as<decltype(value), bool const&>) {
           auto const number = static_cast<double>(value);
           if (!(number >= f.least && number <= f.most)) // also refuses NaN
-            throw config_error("E-train-003", where, f.name, " is ", text_of(s, f), "; it must lie in [",
+            throw config_error("E-train-003", where, f.name, " is ", value_text(s, f), "; it must lie in [",
                                f.least, ", ", f.most, "]");
         }
       },
@@ -301,14 +315,14 @@ inline void check(settings const& s, site where = site::here()) {
   if (s.tokenizer == "tokens" && s.vocabulary == 0)
     throw config_error("E-train-007", where,
                        "a token file does not say how many tokens there are; set vocabulary");
-  if (s.warmup_steps > s.steps)
-    throw config_error("E-train-008", where, "warmup_steps ", s.warmup_steps, " is more than steps ", s.steps,
-                       "; the learning rate would never reach its height");
-  if (s.decay_steps != 0 && s.schedule != "wsd")
+  if (s.warm_up_steps > s.steps)
+    throw config_error("E-train-008", where, "warm_up_steps ", s.warm_up_steps, " is more than steps ",
+                       s.steps, "; the learning rate would never reach its height");
+  if (s.decay_steps != 0 && s.schedule != "warm_up_stable_decay")
     throw config_error("E-train-007", where, "decay_steps is ", s.decay_steps,
-                       ", which only schedule wsd has");
-  if (s.warmup_steps + s.decay_steps > s.steps)
-    throw config_error("E-train-008", where, "warmup_steps ", s.warmup_steps, " and decay_steps ",
+                       ", which only schedule warm_up_stable_decay has");
+  if (s.warm_up_steps + s.decay_steps > s.steps)
+    throw config_error("E-train-008", where, "warm_up_steps ", s.warm_up_steps, " and decay_steps ",
                        s.decay_steps, " are more than steps ", s.steps);
 }
 
