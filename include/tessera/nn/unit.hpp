@@ -10,8 +10,10 @@
 #ifndef TESSERA_NN_UNIT_HPP
 #define TESSERA_NN_UNIT_HPP
 
+#include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <tessera/core/arena.hpp>
 #include <tessera/core/scalar.hpp>
@@ -58,18 +60,18 @@ template <exec::space Ex, storage_scalar T>
 struct stream {
   using memory = typename Ex::memory;
 
-  view<std::int32_t const, 2, memory> tokens; ///< [batch, sequence_length]
-  view<std::int32_t const, 2, memory>
-      targets;                 ///< The same shape; `ops::ignore_index` where nothing is predicted.
-  view<T, 2, memory> hidden;   ///< [tokens, width]; forward replaces it by the unit's output.
-  view<T, 2, memory> gradient; ///< [tokens, width]; backward turns the gradient of the unit's
-                               ///< output into that of its input, in place.
-  loss_sum loss;               ///< The head's forward adds to it.
+  view<std::int32_t const, 2, memory> tokens = {};  ///< [batch, sequence_length]
+  view<std::int32_t const, 2, memory> targets = {}; ///< The same; `ops::ignore_index` predicts nothing.
+  view<T, 2, memory> hidden = {};   ///< [tokens, width]; forward replaces it by the unit's output.
+  view<T, 2, memory> gradient = {}; ///< [tokens, width]; backward turns the gradient of the unit's
+                                    ///< output into that of its input, in place.
+  loss_sum loss = {};               ///< The head's forward adds to it.
 
   // Lent by a decoder, which feeds a few tokens at a time; empty otherwise.
-  index_t first_position = 0;      ///< Position of the first token of each sample.
-  view<T, 3, memory> keys, values; ///< [batch, capacity, cache_width()] of the unit that runs.
-  view<float, 2, memory> logits;   ///< [batch, vocabulary]: the head leaves the last token's here, no loss.
+  index_t first_position = 0;         ///< Position of the first token of each sample.
+  view<T, 3, memory> keys = {};       ///< [batch, capacity, cache_width()] of the unit that runs.
+  view<T, 3, memory> values = {};     ///< The same.
+  view<float, 2, memory> logits = {}; ///< [batch, vocabulary]: the head leaves the last token's, no loss.
 
   batch_shape shape() const noexcept { return {tokens.extent(0), tokens.extent(1)}; }
 };
@@ -116,6 +118,10 @@ public:
   virtual void backward(Ex& ex, blocks const& parameters, stream<Ex, T>& s, arena<memory>& activations,
                         pass const& p) = 0;
 };
+
+/// A model's units in the order in which they run.
+template <exec::space Ex, storage_scalar T, storage_scalar G>
+using unit_list = std::vector<std::unique_ptr<unit<Ex, T, G>>>;
 
 } // namespace tessera::inline TESSERA_ABI::nn
 

@@ -1,0 +1,130 @@
+/// The norms of transformer blocks as layers: each adds its parameters to a unit's map, and runs forward and
+/// backward over the unit's block. Both take the residual sum before them into the same pass over memory.
+///
+///     layer_norm<Ex, T, G> norm(map, "ln_f", width, 1e-5f);
+///     auto statistics = norm.take(arena, rows);
+///     norm.forward(ex, weights, out, in, statistics);
+#ifndef TESSERA_NN_NORM_HPP
+#define TESSERA_NN_NORM_HPP
+
+#include <tessera/nn/detail/parameter_views.hpp>
+#include <tessera/nn/detail/pieces.hpp>
+#include <tessera/ops/layer_norm.hpp>
+#include <tessera/ops/rms_norm.hpp>
+
+namespace tessera::inline TESSERA_ABI::nn {
+
+/// How a layer's backward leaves its gradients.
+struct backward_options {
+  bool accumulate = false;       ///< Add to the parameters' gradients.
+  bool accumulate_input = false; ///< Add to the gradient of the input.
+};
+
+/// A norm over rows of one width. Semantics: `forward_sum` leaves a + b in `sum` and its norm in `out`;
+/// `backward` needs what the forward read as `in` (the sum) and its statistics.
+template <class N, class Ex, class T, class G>
+concept norm_layer = requires(N const& norm, Ex& ex, std::span<T const> weights, std::span<G> gradients,
+                              view<T, 2, typename Ex::memory> x, arena<typename Ex::memory>& memory,
+                              typename N::statistics statistics) {
+  { norm.take(memory, index_t{}) } -> std::same_as<typename N::statistics>;
+  norm.forward(ex, weights, x, x, statistics);
+  norm.forward_sum(ex, weights, x, x, x, x, statistics);
+  norm.backward(ex, weights, gradients, x, x, x, statistics, backward_options{});
+};
+
+/// Mean and deviation removed, gain and bias learned.
+template <exec::space Ex, storage_scalar T, storage_scalar G>
+class layer_norm {
+public:
+  using memory = typename Ex::memory;
+  using matrix = view<T, 2, memory>;
+  using matrix_in = view<T const, 2, memory>;
+
+  struct statistics {
+    view<float, 1, memory> mean, reciprocal_deviation;
+  };
+
+  layer_norm(layout::parameter_map& map, std::string const& name, index_t width, float epsilon)
+      : options_{.epsilon = epsilon} {
+    using enum layout::parameter_kind;
+    gain_ = detail::place_of(map[map.add(name + ".weight", {width}, norm_gain, layout::constant_values(1))]);
+    bias_ = detail::place_of(map[map.add(name + ".bias", {width}, norm_bias, layout::constant_values(0))]);
+  }
+
+  template <detail::piece_source<memory> Source>
+  statistics take(Source& source, index_t rows) const {
+    return {source.template take<float, 1>({rows}), source.template take<float, 1>({rows})};
+  }
+
+  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, statistics kept) const {
+    ops::layer_norm(ex, out, kept.mean, kept.reciprocal_deviation, in, gain_.vector<memory>(weights),
+                    bias_.vector<memory>(weights), options_);
+  }
+
+  void forward_sum(Ex& ex, std::span<T const> weights, matrix out, matrix sum, matrix_in a, matrix_in b,
+                   statistics kept) const {
+    ops::residual_layer_norm(ex, out, sum, kept.mean, kept.reciprocal_deviation, a, b,
+                             gain_.vector<memory>(weights), bias_.vector<memory>(weights), options_);
+  }
+
+  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
+                matrix_in in, statistics kept, backward_options options) const {
+    ops::layer_norm_backward(
+        ex, d_in, gain_.vector<memory>(gradients), bias_.vector<memory>(gradients), d_out, in, kept.mean,
+        kept.reciprocal_deviation, gain_.vector<memory>(weights),
+        {.accumulate = options.accumulate, .accumulate_input = options.accumulate_input});
+  }
+
+private:
+  detail::place gain_, bias_;
+  ops::layer_norm_options options_;
+};
+
+/// The root mean square divided out, gain learned.
+template <exec::space Ex, storage_scalar T, storage_scalar G>
+class rms_norm {
+public:
+  using memory = typename Ex::memory;
+  using matrix = view<T, 2, memory>;
+  using matrix_in = view<T const, 2, memory>;
+
+  struct statistics {
+    view<float, 1, memory> reciprocal_deviation;
+  };
+
+  rms_norm(layout::parameter_map& map, std::string const& name, index_t width, float epsilon)
+      : options_{.epsilon = epsilon} {
+    using enum layout::parameter_kind;
+    gain_ = detail::place_of(map[map.add(name + ".weight", {width}, norm_gain, layout::constant_values(1))]);
+  }
+
+  template <detail::piece_source<memory> Source>
+  statistics take(Source& source, index_t rows) const {
+    return {source.template take<float, 1>({rows})};
+  }
+
+  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, statistics kept) const {
+    ops::rms_norm(ex, out, kept.reciprocal_deviation, in, gain_.vector<memory>(weights), options_);
+  }
+
+  void forward_sum(Ex& ex, std::span<T const> weights, matrix out, matrix sum, matrix_in a, matrix_in b,
+                   statistics kept) const {
+    ops::residual_rms_norm(ex, out, sum, kept.reciprocal_deviation, a, b, gain_.vector<memory>(weights),
+                           options_);
+  }
+
+  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
+                matrix_in in, statistics kept, backward_options options) const {
+    ops::rms_norm_backward(ex, d_in, gain_.vector<memory>(gradients), d_out, in, kept.reciprocal_deviation,
+                           gain_.vector<memory>(weights),
+                           {.accumulate = options.accumulate, .accumulate_input = options.accumulate_input});
+  }
+
+private:
+  detail::place gain_;
+  ops::rms_norm_options options_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::nn
+
+#endif
