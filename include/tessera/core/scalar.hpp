@@ -13,6 +13,16 @@
 
 namespace tessera::inline TESSERA_STABLE_ABI {
 
+namespace detail {
+/// `condition ? yes : no` by a mask. A conditional expression may come back as a branch, and a loop that
+/// converts storage would no longer be vectorised.
+[[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr std::uint32_t select(bool condition, std::uint32_t yes,
+                                                                          std::uint32_t no) noexcept {
+  auto const mask = 0u - static_cast<std::uint32_t>(condition);
+  return (yes & mask) | (no & ~mask);
+}
+} // namespace detail
+
 /// Brain floating point: 1 sign, 8 exponent and 7 mantissa bits; the upper half of a float.
 struct bf16 {
   std::uint16_t bits;
@@ -20,9 +30,9 @@ struct bf16 {
   bf16() = default;
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr explicit bf16(float value) noexcept {
     auto const word = std::bit_cast<std::uint32_t>(value);
-    auto const rounded = static_cast<std::uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
-    auto const quiet_nan = static_cast<std::uint16_t>((word >> 16) | 0x40u);
-    bits = (word & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded;
+    auto const rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
+    auto const quiet_nan = (word >> 16) | 0x40u;
+    bits = static_cast<std::uint16_t>(detail::select((word & 0x7fffffffu) > 0x7f800000u, quiet_nan, rounded));
   }
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
@@ -33,16 +43,6 @@ struct bf16 {
     return value;
   }
 };
-
-namespace detail {
-/// `condition ? yes : no` by a mask. A conditional expression may come back as a branch, and a loop that
-/// converts storage would no longer be vectorised.
-[[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr std::uint32_t select(bool condition, std::uint32_t yes,
-                                                                          std::uint32_t no) noexcept {
-  auto const mask = 0u - static_cast<std::uint32_t>(condition);
-  return (yes & mask) | (no & ~mask);
-}
-} // namespace detail
 
 /// IEEE 754 binary16: 1 sign, 5 exponent and 10 mantissa bits, with subnormals.
 struct fp16 {
