@@ -1,0 +1,50 @@
+"""tests/ and bench/ mirror include/tessera/: each header has its test, and no test or benchmark is an orphan."""
+import re
+
+from house import is_inner, judge
+
+# Headers that are tested where they are used.
+TESTED_ELSEWHERE = {
+    "include/tessera/tessera.hpp": "includes the others; tests/house/single_header.py and tests/compile",
+    "include/tessera/core/version.hpp": "tests/house/version.py",
+    "include/tessera/core/abi.hpp": "tests/house/abi.py",
+}
+# Rooms of tests that mirror no room of the library.
+OTHER_TESTS = r"tests/(house|support|consumers|misuse|compile|reference|data_files|examples)/"
+OTHER_BENCH = r"bench/(support/|[^/]+$)"
+# Whole programs under test rather than a header.
+WITHOUT_HEADER = {
+}
+
+
+def rule(tree):
+    found = []
+    headers = {p for p in tree.headers() if p.endswith((".hpp", ".cuh"))}
+    sources = {p for p in tree if p.startswith(("tests/", "bench/")) and re.search(r"\.(cpp|cu)$", p)}
+
+    for path in sorted(headers):
+        test = re.sub(r"\.hpp$", ".cpp", re.sub(r"\.cuh$", ".cu", path.replace("include/tessera/", "tests/")))
+        if test not in sources and not is_inner(path) and path not in TESTED_ELSEWHERE:
+            found.append(f"{path}: has no test {test}")
+        if test in sources and path in TESTED_ELSEWHERE:
+            found.append(f"{path}: is listed as tested elsewhere and has a test of its own")
+    for path in TESTED_ELSEWHERE:
+        if path not in headers:
+            found.append(f"{path}: is listed in tests/house/mirror.py and does not exist")
+    for path in sorted(sources):
+        if re.match(OTHER_TESTS, path) or re.match(OTHER_BENCH, path) or path in WITHOUT_HEADER:
+            continue
+        if path.count("/") < 2 and path.startswith("tests/"):
+            found.append(f"{path}: stands in no room")
+            continue
+        stem = re.sub(r"^(tests|bench)/", "include/tessera/", path)
+        if re.sub(r"\.cpp$", ".hpp", re.sub(r"\.cu$", ".cuh", stem)) not in headers:
+            found.append(f"{path}: there is no header of that name")
+    return found
+
+
+judge(rule, {
+    "a header without a test": lambda tree: tree.having("include/tessera/core/untested.hpp", ""),
+    "an orphan among the tests": lambda tree: tree.having("tests/core/orphan.cpp", ""),
+    "an orphan among the benchmarks": lambda tree: tree.having("bench/ops/orphan.cpp", ""),
+})
