@@ -97,20 +97,16 @@ void pack_panels(float* __restrict out, T const* __restrict from, index_t line_s
   }
 }
 
-/// c[rows, columns] = or += the valid part of a tile.
+/// The part of a tile that lies inside c, or a tile of a c that is not float: c[rows, columns] = or += a b.
 template <storage_scalar C>
-void store_tile(tile const& t, C* c, index_t c_stride, index_t rows, index_t columns, bool add) noexcept {
-  for (index_t i = 0; i < rows; ++i) {
-    auto* row = c + i * c_stride;
-    if (std::same_as<C, float> && columns == tile::columns) { // the usual case, with constant bounds
-      if (add)
-        for (int j = 0; j < tile::columns; ++j) row[j] = C(float(row[j]) + t.sum[i][j]);
-      else
-        for (int j = 0; j < tile::columns; ++j) row[j] = C(t.sum[i][j]);
-    } else {
-      for (index_t j = 0; j < columns; ++j) row[j] = C((add ? float(row[j]) : 0.0f) + t.sum[i][j]);
-    }
-  }
+void multiply_edge_tile(C* c, index_t c_stride, index_t rows, index_t columns, bool add, index_t depth,
+                        float const* a, float const* b) noexcept {
+  constexpr int width = product_tuning::tile_columns;
+  alignas(64) float sum[product_tuning::tile_rows][width];
+  multiply_tile<left::rows_adjacent>(&sum[0][0], width, false, depth, a, product_tuning::tile_rows, b);
+  for (index_t i = 0; i < rows; ++i)
+    for (index_t j = 0; j < columns; ++j)
+      c[i * c_stride + j] = C((add ? widened(c[i * c_stride + j]) : 0.0f) + sum[i][j]);
 }
 
 /// Packed panels and, where c is stored in 16 bits, its fp32 sums. One for each worker, kept between calls.
@@ -152,11 +148,19 @@ void multiply_block(float* memory, view<C, 2> c, view<A const, 2> a, view<B cons
                                        a.stride(0), a.stride(1), rows, depth);
         for (index_t j = 0; j < columns; j += tuning::tile_columns)
           for (index_t i = 0; i < rows; i += tuning::tile_rows) {
-            tile t;
-            t.multiply(depth, packed_a + i * depth, packed_b + j * depth);
-            store_tile(t, c.data() + (row + i) * c.stride(0) + column + j, c.stride(0),
-                       std::min<index_t>(tuning::tile_rows, rows - i),
-                       std::min<index_t>(tuning::tile_columns, columns - j), add);
+            auto const valid_rows = std::min<index_t>(tuning::tile_rows, rows - i);
+            auto const valid_columns = std::min<index_t>(tuning::tile_columns, columns - j);
+            auto* to = c.data() + (row + i) * c.stride(0) + column + j;
+            auto const* left_panel = packed_a + i * depth;
+            auto const* right_panel = packed_b + j * depth;
+            if constexpr (std::same_as<C, float>)
+              if (valid_rows == tuning::tile_rows && valid_columns == tuning::tile_columns) {
+                multiply_tile<left::rows_adjacent>(to, c.stride(0), add, depth, left_panel, tuning::tile_rows,
+                                                   right_panel);
+                continue;
+              }
+            multiply_edge_tile(to, c.stride(0), valid_rows, valid_columns, add, depth, left_panel,
+                               right_panel);
           }
       }
     }

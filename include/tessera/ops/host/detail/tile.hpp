@@ -29,37 +29,41 @@ struct product_tuning {
 
 using lanes_t = float __attribute__((vector_size(product_tuning::lanes * sizeof(float))));
 
-/// The sums of one tile. Loops over constants are unrolled by hand (folds), so that all of it stays in
-/// registers at every optimisation level.
-struct tile {
-  static constexpr int rows = product_tuning::tile_rows, vectors = product_tuning::tile_vectors;
-  static constexpr int lanes = product_tuning::lanes, columns = product_tuning::tile_columns;
-  using row_sequence = std::make_integer_sequence<int, rows>;
+/// How the left operand of a tile lies in memory.
+enum class left { rows_adjacent, depth_adjacent };
 
-  alignas(64) float sum[rows][columns];
-
-  /// sum = a b for packed a[depth][rows] and b[depth][columns].
-  void multiply(index_t depth, float const* __restrict a, float const* __restrict b) noexcept {
-    multiply(depth, a, b, row_sequence{});
-  }
-
-private:
-  template <int... Row>
-  void multiply(index_t depth, float const* __restrict a, float const* __restrict b,
-                std::integer_sequence<int, Row...>) noexcept {
-    static_assert(vectors == 2);
+/// c[tile_rows, tile_columns] = or += a b over `depth`, with b packed as [depth][tile_columns]. Element (row,
+/// k) of a is a[k * a_stride + row] where rows are adjacent, a[row * a_stride + k] where depth is. Loops over
+/// constants are unrolled by hand (folds), so that the sums stay in registers at every optimisation level.
+template <left Left>
+[[gnu::noinline]] inline void multiply_tile(float* c, index_t c_stride, bool add, index_t depth, float const* a,
+                          index_t a_stride, float const* b) noexcept {
+  constexpr int rows = product_tuning::tile_rows, lanes = product_tuning::lanes;
+  static_assert(product_tuning::tile_vectors == 2);
+  auto const load = [](float const* from) {
+    lanes_t value;
+    std::memcpy(&value, from, sizeof value);
+    return value;
+  };
+  auto const unrolled = [&]<int... Row>(std::integer_sequence<int, Row...>) {
     lanes_t low[rows] = {}, high[rows] = {};
-    for (index_t k = 0; k < depth; ++k, a += rows, b += columns) {
-      lanes_t b_low, b_high;
-      std::memcpy(&b_low, b, sizeof b_low);
-      std::memcpy(&b_high, b + lanes, sizeof b_high);
-      ((low[Row] += a[Row] * b_low, high[Row] += a[Row] * b_high), ...);
+    for (index_t k = 0; k < depth; ++k, b += 2 * lanes) {
+      auto const b_low = load(b), b_high = load(b + lanes);
+      if constexpr (Left == left::rows_adjacent) {
+        ((low[Row] += a[Row] * b_low, high[Row] += a[Row] * b_high), ...);
+        a += a_stride;
+      } else {
+        ((low[Row] += a[Row * a_stride] * b_low, high[Row] += a[Row * a_stride] * b_high), ...);
+        ++a;
+      }
     }
-    ((std::memcpy(sum[Row], &low[Row], sizeof low[Row]),
-      std::memcpy(sum[Row] + lanes, &high[Row], sizeof high[Row])),
+    if (add) ((low[Row] += load(c + Row * c_stride), high[Row] += load(c + Row * c_stride + lanes)), ...);
+    ((std::memcpy(c + Row * c_stride, &low[Row], sizeof low[Row]),
+      std::memcpy(c + Row * c_stride + lanes, &high[Row], sizeof high[Row])),
      ...);
-  }
-};
+  };
+  unrolled(std::make_integer_sequence<int, rows>{});
+}
 
 } // namespace tessera::inline TESSERA_ABI::ops::host_detail
 
