@@ -9,7 +9,7 @@
 ///     same.decode(same.encode("In the beginning"));
 ///
 /// Training is single-threaded, silent and deterministic: the same text gives the same model, byte for byte.
-/// Exists under TESSERA_WITH_SENTENCEPIECE; the one file that includes sentencepiece's headers.
+/// Exists under TESSERA_WITH_SENTENCEPIECE; the one file that includes sentencepiece's headers. Link sentencepiece and sentencepiece_train.
 #ifndef TESSERA_DATA_SENTENCEPIECE_HPP
 #define TESSERA_DATA_SENTENCEPIECE_HPP
 
@@ -173,7 +173,7 @@ inline sentencepiece_tokenizer train_sentencepiece(std::string_view text, senten
     throw config_error(
         "E-data-014", where, "no vocabulary of ", options.vocabulary_size, " pieces can be learnt from ",
         text.size(),
-        " bytes of text; give more text or ask for fewer pieces (sentencepiece: ", status.ToString(), ")");
+        " bytes of text; ask for another number, or give more text (sentencepiece: ", status.ToString(), ")");
   return sentencepiece_tokenizer(std::move(model), "the model just trained", where);
 }
 

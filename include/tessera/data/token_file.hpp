@@ -62,7 +62,7 @@ public:
       if (header[word] != 0) refuse(where, "word ", word, " of its header is ", header[word], ", not 0");
     auto const have = file_.size() - static_cast<index_t>(detail::token_header_bytes);
     if (header[2] < 0 || have != index_t{header[2]} * static_cast<index_t>(width_))
-      refuse(where, "its header claims ", header[2], " tokens of ", static_cast<int>(width_), " bytes, ",
+      refuse(where, "its header claims ", header[2], " tokens of ", static_cast<index_t>(width_), " bytes, ",
              have, " bytes follow: it was cut, or added to");
     size_ = header[2];
   }

@@ -44,12 +44,12 @@ constexpr char const* name_of(dtype type) noexcept {
                                    "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I16",
                                    "U16",     "F16",     "BF16",    "I32",         "U32",         "F32",
                                    "C64",     "F64",     "I64",     "U64"};
-  return names[static_cast<int>(type)];
+  return names[static_cast<std::size_t>(type)];
 }
 
 constexpr int bits_of(dtype type) noexcept {
   constexpr int bits[] = {8, 4, 6, 6, 8, 8, 8, 8, 8, 8, 8, 16, 16, 16, 16, 32, 32, 32, 64, 64, 64, 64};
-  return bits[static_cast<int>(type)];
+  return bits[static_cast<std::size_t>(type)];
 }
 
 /// One tensor of a file: [begin, end) are its bytes, counted from the start of the data.
