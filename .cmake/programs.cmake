@@ -2,6 +2,10 @@
 set(CMAKE_CXX_EXTENSIONS OFF)
 add_library(tessera_strict INTERFACE)
 target_compile_options(tessera_strict INTERFACE -Wall -Wextra -Werror)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # g++ 12 sees these in its own std::string once that is inlined (GCC bugs 105329 and 105651).
+  target_compile_options(tessera_strict INTERFACE -Wno-array-bounds -Wno-restrict)
+endif()
 
 # Every part that this build has.
 add_library(tessera_everything INTERFACE)
@@ -20,8 +24,26 @@ function(tessera_read_notes source)
         set(value ON)
       endif()
     endforeach()
+    set(SOURCE_${key} "${value}")
     set(SOURCE_${key} "${value}" PARENT_SCOPE)
   endforeach()
+
+  # A header that exists only under TESSERA_WITH_NAME makes NAME a requirement of who includes it.
+  file(STRINGS ${source} lines REGEX "^#include <tessera/")
+  foreach(line IN LISTS lines)
+    string(REGEX REPLACE "^#include <([^>]*)>.*" "${PROJECT_SOURCE_DIR}/include/\\1" header "${line}")
+    if(EXISTS ${header})
+      file(READ ${header} text)
+      if(text MATCHES "#define TESSERA_[A-Z0-9_]*_HPP\n(\n|#include [^\n]*\n)*#if (defined[^\n]*)")
+        string(REGEX MATCHALL "TESSERA_WITH_[A-Z0-9]+" macros "${CMAKE_MATCH_2}")
+        string(REPLACE "TESSERA_WITH_" "" macros "${macros}")
+        string(TOLOWER "${macros}" macros)
+        list(APPEND SOURCE_requires ${macros})
+      endif()
+    endif()
+  endforeach()
+  list(REMOVE_DUPLICATES SOURCE_requires)
+  set(SOURCE_requires "${SOURCE_requires}" PARENT_SCOPE)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source})
 endfunction()
 

@@ -99,7 +99,7 @@ class Build:
         # With every part of Tessera that this build has; third-party headers as system headers.
         self.everything = ["-std=c++20", f"-I{ROOT}/include"]
         self.everything += [f"-D{d}" for d in known["definitions"]]
-        self.everything += [f"-isystem{d}" for d in known["includes"] if d != f"{ROOT}/include"]
+        self.everything += [f"-isystem{d}" for d in known["includes"] if d not in (f"{ROOT}/include", "/usr/include")]
         self.everything += [o for o in known["options"] if o]
         self.bare = ["-std=c++20", f"-I{ROOT}/include"]
 

@@ -1,59 +1,85 @@
-"""Writes single_include/tessera.hpp: tessera.hpp with every header of the library put in its place.
+"""Writes the two headers that are made from the others: include/tessera/tessera.hpp, which includes every public
+header, and single_include/tessera.hpp, in which each of them stands in its place.
 
-usage: make_single_header.py [OUTPUT]
-
-A header that is first reached inside an #if is there only where the condition holds, so it is put in again where
-it is needed next; its include guard, which is kept, makes one of them count.
+usage: make_single_header.py
 """
 import pathlib
 import re
-import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOMS = ["core", "layout", "exec", "ops", "comm", "partition", "io", "data", "optim", "nn", "moe", "lora", "parallel",
+         "train"]
 INCLUDE = re.compile(r"\s*#\s*include\s*<(tessera/[^>]+)>")
+# A header all of which stands under a condition, such as those that need MPI.
+WHOLLY_CONDITIONAL = re.compile(r"#define TESSERA_\w+_HPP\n(?:\s*\n|#include [^\n]*\n)*#if defined\(")
 
 
+def umbrella(headers):
+    """tessera.hpp for the given names, such as `tessera/core/view.hpp`."""
+    text = """/// All of Tessera's host side. Each header is as usable alone; a program that needs a few compiles faster with those.
+/// Headers that need another library are empty unless TESSERA_WITH_MPI, TESSERA_WITH_JSON, ... say that it is there.
+/// Made by tests/house/make_single_header.py.
+#ifndef TESSERA_TESSERA_HPP
+#define TESSERA_TESSERA_HPP
+"""
+    for room in ROOMS:
+        names = sorted(h for h in headers if h.startswith(f"tessera/{room}/")
+                       and not re.search(r"/(detail|host|cuda)/", h))
+        if names:
+            text += "\n" + "".join(f"#include <{name}>\n" for name in names)
+    return text + "\n#endif\n"
 
 
-def expand(name, emitted, read):
-    """The lines of a header with those of the headers it includes. `emitted` holds the names that every reader
-    of this place has already seen, and grows."""
+def expand(name, emitted, read, certain=True):
+    """The lines of a header with those of the headers it includes in their places. `emitted` holds the names that
+    every reader of this place has seen, and grows. What is first met under a condition counts as seen only
+    there: it is put in again where it is needed next, and its include guard, which is kept, makes one count."""
     emitted.add(name)
+    text = read(name)
     lines = []
+    if certain and WHOLLY_CONDITIONAL.search(text):
+        for included in (m.group(1) for m in map(INCLUDE.match, text.splitlines()) if m):
+            if included not in emitted:
+                lines += expand(included, emitted, read)
     depth = 0
-    inside = emitted  # what has been seen within the present #if
-    for line in read(name).splitlines():
+    seen = emitted
+    for line in text.splitlines():
         match = INCLUDE.match(line)
-        if re.match(r"\s*#\s*(if|ifdef|ifndef)\b", line) and not re.match(r"#ifndef TESSERA_\w+_HPP$", line):
-            if depth == 0:
-                inside = set(emitted)
+        if re.match(r"\s*#\s*if", line) and not re.match(r"#ifndef TESSERA_\w+_HPP$", line):
             depth += 1
-        elif re.match(r"\s*#\s*(else|elif)\b", line) and depth == 1:
-            inside = set(emitted)
+            seen = set(emitted) if depth == 1 else seen
+        elif re.match(r"\s*#\s*el", line) and depth == 1:
+            seen = set(emitted)
         elif re.match(r"\s*#\s*endif\b", line) and depth > 0:
             depth -= 1
-            if depth == 0:
-                inside = emitted
+            seen = emitted if depth == 0 else seen
         if not match:
             lines.append(line)
-        elif match.group(1) not in inside:
-            lines += expand(match.group(1), inside, read)
+        elif match.group(1) not in seen:
+            lines += expand(match.group(1), seen, read, certain and depth == 0)
     return lines
 
 
 def single_header(read):
-    # Includes of other libraries and of the standard stay where they are: their own guards serve them.
-    lines = expand("tessera/tessera.hpp", set(), read)
-    text = "\n".join(lines) + "\n"
-    return ("// Tessera in one file, made by tests/house/make_single_header.py from include/tessera/. Do not edit.\n"
-            "// " + (ROOT / "LICENSE").read_text().strip().replace("\n", "\n// ").replace("// \n", "//\n")
-            + "\n\n" + re.sub(r"\n{3,}", "\n\n", text))
+    text = "\n".join(expand("tessera/tessera.hpp", set(), read)) + "\n"
+    licence = (ROOT / "LICENSE").read_text().strip()
+    return ("// Tessera in one file, made by tests/house/make_single_header.py from include/tessera/. Do not edit.\n//\n"
+            + "".join(f"// {line}".rstrip() + "\n" for line in licence.splitlines())
+            + "\n" + re.sub(r"\n{3,}", "\n\n", text))
 
 
 def present():
-    return single_header(lambda name: (ROOT / "include" / name).read_text())
+    """Both files as they should be: path -> text."""
+    names = [str(p.relative_to(ROOT / "include")) for p in (ROOT / "include/tessera").rglob("*.hpp")]
+    top = umbrella(names)
+
+    def read(name):
+        return top if name == "tessera/tessera.hpp" else (ROOT / "include" / name).read_text()
+
+    return {"include/tessera/tessera.hpp": top, "single_include/tessera.hpp": single_header(read)}
 
 
 if __name__ == "__main__":
-    target = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "single_include/tessera.hpp"
-    target.write_text(present())
+    for path, text in present().items():
+        (ROOT / path).parent.mkdir(exist_ok=True)
+        (ROOT / path).write_text(text)
