@@ -41,8 +41,9 @@ public:
       }
       t.values.resize(static_cast<std::size_t>(count));
       for (auto& value : t.values)
-        value = kind == 0 ? double{read<float>(file)}
-                          : (kind == 1 ? double{read<std::int32_t>(file)} : read<double>(file));
+        value = kind == 0   ? static_cast<double>(read<float>(file))
+                : kind == 1 ? static_cast<double>(read<std::int32_t>(file))
+                            : read<double>(file);
       if (!file) throw std::runtime_error(folder + name + " is cut");
       tensors_[key] = t;
     }

@@ -97,9 +97,9 @@ public:
 
 private:
   void check_shape(batch_shape shape, site where) const {
-    if (shape.batch < 0 || shape.sequence_length < 0 || shape.sequence_length > config_.sequence_length)
+    if (shape.batch < 0 || shape.sequence_length < 1 || shape.sequence_length > config_.sequence_length)
       throw size_error("E-nn-018", where, "a micro-batch of ", shape.batch, " samples of ",
-                       shape.sequence_length, " tokens; the model takes 0 or more samples of up to ",
+                       shape.sequence_length, " tokens; the model takes 0 or more samples of 1 to ",
                        config_.sequence_length, " tokens (transformer_config::sequence_length)");
   }
 

@@ -77,7 +77,7 @@ public:
 
 private:
   detail::place gain_, bias_;
-  ops::layer_norm_options options_;
+  ops::norm_options options_;
 };
 
 /// The root mean square divided out, gain learned.
@@ -122,7 +122,7 @@ public:
 
 private:
   detail::place gain_;
-  ops::rms_norm_options options_;
+  ops::norm_options options_;
 };
 
 } // namespace tessera::inline TESSERA_ABI::nn
