@@ -150,7 +150,7 @@ inline sentencepiece_tokenizer train_sentencepiece(std::string_view text, senten
     throw config_error("E-data-014", where, "a vocabulary of ", options.vocabulary_size,
                        " pieces: 256 single bytes, the unknown piece and at least one more are needed");
   detail::line_iterator lines(text, options.training_bytes);
-  if (lines.done()) throw size_error("E-data-014", where, "there is no text to learn a vocabulary from");
+  if (lines.done()) throw size_error("E-data-009", where, "there is no text to learn a vocabulary from");
   std::unordered_map<std::string, std::string> const settings{
       {"model_type", "bpe"},
       {"vocab_size", std::to_string(options.vocabulary_size)},

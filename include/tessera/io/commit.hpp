@@ -103,7 +103,7 @@ private:
       if (file.name != known.name) continue;
       for (auto const& tensor : known.tensors)
         if (tensor.offset < 0 || tensor.bytes < 0 || tensor.offset > file.bytes - tensor.bytes)
-          throw size_error("E-io-036", where, "tensor ", tensor.name, " lies outside ", path(file.name));
+          throw size_error("E-io-038", where, "tensor ", tensor.name, " lies outside ", path(file.name));
       file.tensors = known.tensors;
       return;
     }
