@@ -14,6 +14,7 @@ OTHER_TESTS = r"tests/(house|support|consumers|misuse|compile|reference|data_fil
 OTHER_BENCH = r"bench/(support/|[^/]+$)"
 # Whole programs under test rather than a header.
 WITHOUT_HEADER = {
+    "tests/parallel/invariant.cpp",
 }
 
 
