@@ -75,6 +75,38 @@ double distance(A const& a, B const& b) {
   return std::sqrt(size > 0 ? difference / size : difference);
 }
 
+/// Numbers in [-1, 1) that depend on seed and index alone.
+inline std::vector<float> numbers(index_t count, std::uint64_t seed) {
+  philox random(seed, 11);
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = 2 * random.uniform(i) - 1;
+  return values;
+}
+
+/// The inner product in double: a scalar loss whose gradient in `a` is `b`.
+template <class A, class B>
+double inner(A const& a, B const& b) {
+  double sum = 0;
+  auto at = b.begin();
+  for (auto x : a) sum += static_cast<double>(x) * static_cast<double>(*at++);
+  return sum;
+}
+
+/// d loss() / d at by central differences of fourth order: a step large enough for fp32, an error small
+/// enough for a tight comparison.
+template <class Loss>
+double slope(Loss&& loss, float& at, float step = 0.03f) {
+  auto const start = at;
+  auto const value = [&](float offset) {
+    at = start + offset;
+    auto const l = loss();
+    at = start;
+    return l;
+  };
+  return (8 * (value(step) - value(-step)) - (value(2 * step) - value(-2 * step))) /
+         (12 * static_cast<double>(step));
+}
+
 } // namespace fixture
 
 #endif
