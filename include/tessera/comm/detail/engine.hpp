@@ -1,0 +1,391 @@
+/// Drives the operations of one communicator.
+///
+/// A call is one step or several (signatures, then data; exchange, then collect). The first step goes out at
+/// once, in program order, which is the same on all ranks. Later steps go out when those of all earlier calls
+/// have: again one order on all ranks, whichever request is waited for first.
+#ifndef TESSERA_COMM_DETAIL_ENGINE_HPP
+#define TESSERA_COMM_DETAIL_ENGINE_HPP
+
+#include <tessera/comm/detail/operation.hpp>
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+template <transport T>
+class engine {
+public:
+  using op = operation<T>;
+  using stage = typename op::stage;
+
+  engine(T&& moved, communicator_options options, std::uint64_t group)
+      : transport(static_cast<T&&>(moved)), options(options), group(group),
+        signs_(T::checks_signatures || options.checked || options.stall_limit > 0),
+        plain_(!options.checked && options.stall_limit <= 0) {}
+  engine(engine const&) = delete;
+  engine& operator=(engine const&) = delete;
+  ~engine() {
+    for (auto* spare = spare_; spare != nullptr;) {
+      auto* const next = spare->next;
+      delete spare;
+      spare = next;
+    }
+  }
+
+  T transport;
+  communicator_options const options;
+  std::uint64_t const group;
+  traffic_meter meter;
+  memory_account account{nullptr, memory_kind::communication};
+  std::int64_t sequence = 0;
+
+  /// Whether a call of one step may go straight to the transport.
+  bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
+
+  op& begin(call const& c, bool blocking) {
+    if (lost_)
+      throw peer_failed("E-comm-016", c.where, name_of(c.what),
+                        " on a communicator that an earlier failure or an abandoned request made useless");
+    if (first_ != nullptr) progress();
+    auto& fresh = take(c, blocking);
+    try {
+      first_step(fresh);
+    } catch (...) {
+      fresh.error = std::current_exception();
+      fresh.finished = fresh.settled = true;
+    }
+    if (!fresh.finished) {
+      (last_ == nullptr ? first_ : last_->next) = &fresh;
+      last_ = &fresh;
+      if (!fresh.in_transit) progress();
+    }
+    return fresh;
+  }
+
+  /// Drives everything as far as it goes now. True if anything moved.
+  bool progress() {
+    bool moved = false, clear = true; // clear: all earlier operations are settled
+    for (auto* each = first_; each != nullptr; each = each->next) {
+      try {
+        moved |= drive(*each, clear);
+      } catch (...) {
+        each->error = std::current_exception();
+        each->finished = each->settled = moved = true;
+        each->in_transit = false;
+      }
+      clear = clear && each->settled;
+    }
+    if (moved) unlink_finished();
+    return moved;
+  }
+
+  /// Waits for the end, frees the operation, and throws what it ended with.
+  void complete(op& one) {
+    if constexpr (direct_transport<T>)
+      while (plain_ && first_ == &one && last_ == &one) {
+        if (one.in_transit) {
+          try {
+            transport.wait(one.ticket);
+            one.in_transit = false;
+          } catch (...) {
+            one.error = std::current_exception();
+            one.finished = one.settled = true;
+            one.in_transit = false;
+            unlink_finished();
+            break;
+          }
+        }
+        progress();
+      }
+    if (!one.finished) {
+      typename T::patience patience(transport);
+      while (!one.finished)
+        if (!progress()) {
+          try {
+            transport.pause(patience, one.sign, one.request.where);
+          } catch (...) {
+            one.error = std::current_exception();
+            one.finished = one.settled = true;
+            lost_ = true;
+            surrender(one);
+          }
+        }
+    }
+    free(one);
+  }
+
+  /// Frees a finished operation, and throws what it ended with.
+  void free(op& one) {
+    auto const error = static_cast<std::exception_ptr&&>(one.error);
+    one.error = nullptr;
+    if (!one.in_transit) {
+      one.next = spare_;
+      spare_ = &one;
+    } // otherwise a transfer may still write to its memory, which is therefore never given back
+    if (error) std::rethrow_exception(error);
+  }
+
+  /// Gives an operation up: its peers cannot finish, nor can this communicator go on.
+  void abandon(op& one) noexcept {
+    lost_ = true;
+    one.finished = one.settled = true;
+    one.error = nullptr;
+    surrender(one);
+    free(one);
+  }
+  void lose() noexcept { lost_ = true; }
+
+private:
+  int rank() const noexcept { return transport.rank(); }
+  int size() const noexcept { return transport.size(); }
+
+  op& take(call const& c, bool blocking) {
+    auto* fresh = spare_;
+    if (fresh == nullptr)
+      fresh = new op();
+    else
+      spare_ = fresh->next;
+    fresh->reset(c, blocking);
+    return *fresh;
+  }
+  void surrender(op& one) noexcept {
+    if (one.in_transit) one.in_transit = !transport.abandon(one.ticket);
+    unlink_finished();
+  }
+  void unlink_finished() noexcept {
+    last_ = nullptr;
+    for (auto** link = &first_; *link != nullptr;) {
+      if ((*link)->finished) {
+        *link = (*link)->next;
+      } else {
+        last_ = *link;
+        link = &(*link)->next;
+      }
+    }
+  }
+
+  table_layout tables_of(op const& one) const noexcept {
+    return {size(), options.checked && !T::checks_signatures, one.request.has_own_counts()};
+  }
+  index_t* table(op& one, index_t at) const noexcept { return static_cast<index_t*>(one.tables.data()) + at; }
+  signature* signatures(op& one) const noexcept {
+    return reinterpret_cast<signature*>(table(one, tables_of(one).signatures()));
+  }
+
+  void first_step(op& one) {
+    auto& c = one.request;
+    if (!c.is_point_to_point()) ++sequence;
+    if (signs_) one.sign = signature_of(c, size(), c.is_point_to_point() ? 0 : sequence, group);
+    auto const tables = tables_of(one);
+    room(one.tables, tables.bytes(), account, c.where);
+    if (c.in_counts != nullptr) { // the caller may forget them
+      copy(table(one, tables.given()), c.in_counts, size() * 8);
+      c.in_counts = table(one, tables.given());
+      if (c.out_counts != nullptr) {
+        copy(table(one, tables.given() + size()), c.out_counts, size() * 8);
+        c.out_counts = table(one, tables.given() + size());
+      }
+    }
+    if (options.checked && !one.blocking) lend(one, account);
+    if (tables.checked && !c.is_point_to_point() && size() > 1) {
+      one.at = stage::signatures;
+      auto* all = signatures(one);
+      all[rank()] = one.sign;
+      gather_bytes(one, all, static_cast<index_t>(sizeof(signature)));
+    } else {
+      data_step(one);
+    }
+  }
+
+  bool drive(op& one, bool clear) {
+    bool moved = false;
+    while (!one.finished) {
+      if (one.in_transit) {
+        if (!transport.test(one.ticket)) return moved;
+        one.in_transit = false;
+        moved = true;
+      }
+      if (!one.settled) {
+        if (!clear) return moved;
+        next_step(one);
+        moved = true;
+      } else {
+        if (one.lent_out != nullptr || one.lent_in != nullptr) give_back(one);
+        one.finished = moved = true;
+      }
+    }
+    return moved;
+  }
+
+  void issue(op& one, transfer step, bool last) {
+    step.step = one.steps++;
+    step.sign = signs_ ? &one.sign : nullptr;
+    step.where = one.request.where;
+    one.settled = last;
+    if constexpr (direct_transport<T>) {
+      bool const alone = first_ == nullptr || (first_ == &one && last_ == &one);
+      if (one.blocking && plain_ && alone) return transport.run(step);
+    }
+    one.in_transit = true;
+    try {
+      transport.start(step, one.ticket);
+    } catch (...) {
+      one.in_transit = false;
+      throw;
+    }
+  }
+  /// Every rank's `bytes`, in place in `all`.
+  void gather_bytes(op& one, void* all, index_t bytes) {
+    transfer step;
+    step.what = collective::all_gather;
+    step.in = at(all, bytes * rank());
+    step.out = all;
+    step.count = bytes;
+    issue(one, step, false);
+  }
+
+  void next_step(op& one) {
+    switch (one.at) {
+    case stage::signatures:
+      compare_signatures(one);
+      if (!one.request.has_own_counts()) return data_step(one);
+      {
+        one.at = stage::counts;
+        auto const bytes = 2 * size() * static_cast<index_t>(sizeof(index_t));
+        auto* all = table(one, tables_of(one).all_counts());
+        copy(at(all, bytes * rank()), one.request.in_counts, bytes);
+        return gather_bytes(one, all, bytes);
+      }
+    case stage::counts:
+      compare_counts(one);
+      return data_step(one);
+    case stage::data:
+      return combine(one);
+    case stage::flags: {
+      auto const* flags = reinterpret_cast<std::byte const*>(table(one, tables_of(one).flags()));
+      for (int r = 0; r < size(); ++r)
+        if (flags[r] != std::byte{0}) throw_overflow(one);
+      return after_sum(one);
+    }
+    case stage::collect:
+      return;
+    }
+  }
+
+  void compare_signatures(op& one) {
+    auto const* all = signatures(one);
+    for (int r = 1; r < size(); ++r)
+      if (!agree(all[0], all[r]))
+        throw collective_mismatch("E-comm-010", one.request.where,
+                                  "ranks called different collectives: rank 0 ", text_of(all[0]), ", rank ",
+                                  r, " ", text_of(all[r]), "; this is rank ", rank());
+  }
+  void compare_counts(op& one) {
+    auto const* all = table(one, tables_of(one).all_counts());
+    auto const p = index_t{size()};
+    for (index_t from = 0; from < p; ++from)
+      for (index_t to = 0; to < p; ++to)
+        if (auto sent = all[from * 2 * p + to], expected = all[to * 2 * p + p + from]; sent != expected)
+          throw collective_mismatch("E-comm-011", one.request.where, text_of(one.sign), ": rank ", from,
+                                    " sends ", sent, " elements to rank ", to, ", which expects ", expected);
+  }
+
+  void data_step(op& one) {
+    one.at = stage::data;
+    auto const& c = one.request;
+    auto step = transfer_of(c);
+    if (!one.in_rank_order()) return issue(one, step, true);
+    auto const item = bytes_of(c.type);
+    auto const n = c.in_items;
+    if (size() == 1) {
+      copy(c.out, c.in, n * item);
+      one.settled = true;
+      return;
+    }
+    one.small = c.what != collective::reduce_scatter && n * item <= whole_vector_bytes;
+    auto const mine = one.small ? n : my_items(one);
+    step.out = room(one.pieces, size() * mine * item, account, c.where);
+    step.root = -1;
+    step.in_counts = step.out_counts = nullptr;
+    if (one.small) {
+      step.what = collective::all_gather;
+    } else {
+      step.what = collective::all_to_all;
+      if (c.what != collective::reduce_scatter || c.in_counts != nullptr) {
+        auto* sends = table(one, tables_of(one).sends());
+        auto* receives = table(one, tables_of(one).receives());
+        for (int r = 0; r < size(); ++r) {
+          sends[r] = c.in_counts != nullptr ? c.in_counts[r]
+                                            : slice_begin(n, size(), r + 1) - slice_begin(n, size(), r);
+          receives[r] = mine;
+        }
+        step.in_counts = sends;
+        step.out_counts = receives;
+      }
+    }
+    issue(one, step, false);
+  }
+
+  /// How many elements this rank adds up.
+  index_t my_items(op const& one) const noexcept {
+    auto const& c = one.request;
+    if (c.what == collective::reduce_scatter) return c.out_items;
+    return slice_begin(c.in_items, size(), rank() + 1) - slice_begin(c.in_items, size(), rank());
+  }
+  /// Where its sum goes: its part of the output, or over the first piece where this rank has no output.
+  void* my_sum(op& one) const noexcept {
+    auto const& c = one.request;
+    if (c.what == collective::reduce && rank() != c.root) return one.pieces.data();
+    if (c.what == collective::reduce_scatter || one.small) return c.out;
+    return at(c.out, slice_begin(c.in_items, size(), rank()) * bytes_of(c.type));
+  }
+
+  void combine(op& one) {
+    auto const& c = one.request;
+    auto const mine = one.small ? c.in_items : my_items(one);
+    bool const exact = c.combine(my_sum(one), one.pieces.data(), mine, mine, size(), c.operation);
+    if (one.small) { // every rank has seen everything, and agrees on an overflow
+      if (!exact) throw_overflow(one);
+      one.at = stage::collect;
+      one.settled = true;
+    } else if (is_integer(c.type) && c.operation == reduction::sum) {
+      one.at = stage::flags;
+      auto* flags = reinterpret_cast<std::byte*>(table(one, tables_of(one).flags()));
+      flags[rank()] = std::byte{!exact};
+      gather_bytes(one, flags, 1);
+    } else {
+      after_sum(one);
+    }
+  }
+
+  void after_sum(op& one) {
+    auto const& c = one.request;
+    one.at = stage::collect;
+    one.settled = true;
+    if (c.what == collective::reduce_scatter) return;
+    transfer step;
+    step.what = c.what == collective::reduce ? collective::gather : collective::all_gather;
+    step.type = c.type;
+    step.in = my_sum(one);
+    step.out = c.what == collective::reduce && rank() != c.root ? nullptr : c.out;
+    step.root = c.root;
+    step.count = my_items(one);
+    auto* counts = table(one, tables_of(one).sends());
+    step.in_counts = step.out_counts = counts;
+    issue(one, step, true);
+  }
+
+  [[noreturn]] void throw_overflow(op& one) const {
+    throw numeric_error("E-comm-012", one.request.where, name_of(one.request.what),
+                        ": a sum over ranks does not fit ", name_of(one.request.type),
+                        "; reduce in a wider type");
+  }
+
+  bool const signs_, plain_;
+  bool lost_ = false;
+  op* first_ = nullptr;
+  op* last_ = nullptr;
+  op* spare_ = nullptr;
+};
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
