@@ -15,7 +15,8 @@ namespace tessera::inline TESSERA_STABLE_ABI {
 
 namespace detail {
 /// `condition ? yes : no` by a mask. A conditional expression may come back as a branch, and a loop that
-/// converts storage would no longer be vectorised.
+/// converts storage would no longer be vectorised. (Its conditions compare as signed integers: vector units
+/// have no unsigned comparison.)
 [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr std::uint32_t select(bool condition, std::uint32_t yes,
                                                                           std::uint32_t no) noexcept {
   auto const mask = 0u - static_cast<std::uint32_t>(condition);
@@ -32,7 +33,8 @@ struct bf16 {
     auto const word = std::bit_cast<std::uint32_t>(value);
     auto const rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
     auto const quiet_nan = (word >> 16) | 0x40u;
-    bits = static_cast<std::uint16_t>(detail::select((word & 0x7fffffffu) > 0x7f800000u, quiet_nan, rounded));
+    bits = static_cast<std::uint16_t>(
+        detail::select(static_cast<std::int32_t>(word & 0x7fffffffu) > 0x7f800000, quiet_nan, rounded));
   }
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
@@ -55,20 +57,21 @@ struct fp16 {
     // Normal: the exponent is rebiased by 127 - 15, thirteen bits of the mantissa are rounded off.
     auto result = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     // Subnormal: adding 1/2 makes the unit in the last place 2^-24, so the sum holds the rounded mantissa.
-    auto const is_subnormal = magnitude < 0x38800000u;
+    auto const size = static_cast<std::int32_t>(magnitude);
+    auto const is_subnormal = size < 0x38800000;
     auto const tiny = std::bit_cast<float>(detail::select(is_subnormal, magnitude, 0u));
     auto const sum = std::bit_cast<std::uint32_t>(tiny + 0.5f);
     result = detail::select(is_subnormal, sum - 0x3f000000u, result);
-    result = detail::select(magnitude >= 0x477ff000u, 0x7c00u, result); // 65520 and above round to infinity
-    result = detail::select(magnitude > 0x7f800000u, 0x7e00u | ((magnitude >> 13) & 0x3ffu), result);
+    result = detail::select(size >= 0x477ff000, 0x7c00u, result); // 65520 and above round to infinity
+    result = detail::select(size > 0x7f800000, 0x7e00u | ((magnitude >> 13) & 0x3ffu), result);
     bits = static_cast<std::uint16_t>(result | ((word >> 16) & 0x8000u));
   }
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr operator float() const noexcept {
     auto const magnitude = static_cast<std::uint32_t>(bits) & 0x7fffu;
-    auto const subnormal =
-        std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
-    auto result = detail::select(magnitude < 0x400u, subnormal, (magnitude << 13) + (112u << 23));
-    result = detail::select(magnitude >= 0x7c00u, (magnitude << 13) | 0x7f800000u, result);
+    auto const size = static_cast<std::int32_t>(magnitude);
+    auto const subnormal = std::bit_cast<std::uint32_t>(static_cast<float>(size) * 0x1p-24f);
+    auto result = detail::select(size < 0x400, subnormal, (magnitude << 13) + (112u << 23));
+    result = detail::select(size >= 0x7c00, (magnitude << 13) | 0x7f800000u, result);
     return std::bit_cast<float>(result | (static_cast<std::uint32_t>(bits & 0x8000u) << 16));
   }
   static TESSERA_HOST_DEVICE constexpr fp16 from_bits(std::uint16_t bits) noexcept {
