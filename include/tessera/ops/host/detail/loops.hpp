@@ -35,8 +35,9 @@ void for_rows(Ex& ex, index_t rows, index_t width, Body&& body) {
 /// Sixteen running sums, added up pairwise at the end.
 inline constexpr int lanes = 16;
 
-inline float sum_of_lanes(float const (&lane)[lanes]) noexcept {
-  float sum[lanes];
+template <std::floating_point Sum>
+Sum sum_of_lanes(Sum const (&lane)[lanes]) noexcept {
+  Sum sum[lanes];
   for (int l = 0; l < lanes; ++l) sum[l] = lane[l];
   for (int half = lanes / 2; half > 0; half /= 2)
     for (int l = 0; l < half; ++l) sum[l] += sum[l + half];
@@ -44,9 +45,9 @@ inline float sum_of_lanes(float const (&lane)[lanes]) noexcept {
 }
 
 /// Sum of term(i) over [0, n): element i goes to running sum i % lanes.
-template <class Term>
-[[gnu::always_inline]] inline float sum(index_t n, Term&& term) {
-  float lane[lanes] = {};
+template <std::floating_point Sum = float, class Term>
+[[gnu::always_inline]] inline Sum sum(index_t n, Term&& term) {
+  Sum lane[lanes] = {};
   index_t i = 0;
   for (; i + lanes <= n; i += lanes)
     for (int l = 0; l < lanes; ++l) lane[l] += term(i + l);

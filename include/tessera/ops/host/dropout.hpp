@@ -1,0 +1,59 @@
+/// dropout on the host: random words for a block of elements at a time, several counters side by side in
+/// vector registers, then one pass over the block.
+#ifndef TESSERA_OPS_HOST_DROPOUT_HPP
+#define TESSERA_OPS_HOST_DROPOUT_HPP
+
+#include <tessera/ops/dropout.hpp>
+#include <tessera/ops/host/detail/loops.hpp>
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+template <>
+struct dropout_on<exec::host_backend> {
+  template <exec::host_space Ex, storage_scalar T>
+  static void run(Ex& ex, view<T, 2> out, view<T const, 2> residual, view<T const, 2> in,
+                  dropout_mask const& mask) {
+    host_detail::for_elements(ex, in.size(), [&](index_t begin, index_t end) {
+      for (; begin < end; begin += block) {
+        auto const count = end - begin < block ? end - begin : block;
+        auto const *x = in.data() + begin,
+                   *r = residual.data() == nullptr ? nullptr : residual.data() + begin;
+        auto* y = out.data() + begin;
+        std::uint32_t words[block + 4];
+        auto const index = mask.first_index + static_cast<std::uint64_t>(begin);
+        if (mask.probability > 0) fill(words, mask.random, index / 4);
+        auto const* bits = words + index % 4;
+        if (mask.probability > 0 && r != nullptr) {
+          TESSERA_SIMD()
+          for (index_t i = 0; i < count; ++i)
+            store(y[i], static_cast<float>(r[i]) + mask.apply(x[i], bits[i]));
+        } else if (mask.probability > 0) {
+          TESSERA_SIMD()
+          for (index_t i = 0; i < count; ++i) store(y[i], mask.apply(x[i], bits[i]));
+        } else if (r != nullptr) {
+          TESSERA_SIMD()
+          for (index_t i = 0; i < count; ++i)
+            store(y[i], static_cast<float>(r[i]) + static_cast<float>(x[i]));
+        } else {
+          for (index_t i = 0; i < count; ++i) y[i] = x[i];
+        }
+      }
+    });
+  }
+
+private:
+  static constexpr index_t block = 256;
+
+  /// The words of the counters first .. first + block / 4, the last of which only an unaligned block needs.
+  static void fill(std::uint32_t (&words)[block + 4], philox random, std::uint64_t first) {
+    TESSERA_SIMD()
+    for (index_t q = 0; q < block / 4 + 1; ++q) {
+      auto const four = random.words(first + static_cast<std::uint64_t>(q));
+      for (int w = 0; w < 4; ++w) words[4 * q + w] = four.word[w];
+    }
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif

@@ -1,0 +1,50 @@
+/// Rotary position embedding (Su et al., 2021) in the half-split form of Hugging Face's Llama: in each head
+/// of D elements, the pair (x_i, x_{i + D/2}) at position p is turned by the angle p * theta^(-2 i / D).
+///
+///     ops::rotary(ex, q);                        // q [batch, sequence, heads, D], in place
+///     ops::rotary(ex, d_q, {.inverse = true});   // backward: turned back
+///
+/// Any strides but the last, so queries and keys inside a packed projection are turned where they stand.
+/// Cost: reads and writes each element once; sines and cosines are computed at first use and kept by the
+/// space.
+#ifndef TESSERA_OPS_ROTARY_HPP
+#define TESSERA_OPS_ROTARY_HPP
+
+#include <tessera/core/scalar.hpp>
+#include <tessera/exec/space.hpp>
+#include <tessera/ops/shapes.hpp>
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+struct rotary_options {
+  float theta = 10000;        ///< Base of the wavelengths.
+  index_t first_position = 0; ///< Position of x(:, 0, :, :); of the next token when decoding with a cache.
+  bool inverse = false;       ///< Turn back: the gradient of the forward.
+};
+
+/// One implementation a backend: `run(ex, x, options, where)`.
+template <class Backend>
+struct rotary_on;
+
+/// Throws size_error where D is odd, the last stride is not 1 or first_position is negative; config_error for
+/// a theta that is not positive.
+template <exec::space Ex, storage_scalar T>
+void rotary(Ex& ex, view<T, 4, typename Ex::memory> x, rotary_options options = {},
+            site where = site::here()) {
+  require_dense_rows("rotary", "x", x, where);
+  if (x.extent(3) % 2 != 0)
+    throw size_error("E-ops-007", where, "rotary: heads have ", x.extent(3),
+                     " elements, need an even number");
+  if (options.first_position < 0)
+    throw size_error("E-ops-008", where, "rotary: first_position is ", options.first_position,
+                     ", must not be negative");
+  if (!(options.theta > 0))
+    throw config_error("E-ops-009", where, "rotary: theta is ", options.theta, ", must be positive");
+  rotary_on<typename Ex::backend>::run(ex, x, options, where);
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#include <tessera/ops/host/rotary.hpp>
+
+#endif
