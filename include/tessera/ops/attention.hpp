@@ -52,7 +52,7 @@ attention_shape shape_of(view<T const, 4, M> q, view<T const, 4, M> k, view<T co
   attention_shape shape{q.extent(0), q.extent(1),         k.extent(1),   q.extent(2),   k.extent(2),
                         q.extent(3), options.first_query, options.scale, options.causal};
   if (shape.key_heads < 1 ? shape.heads != 0 : shape.heads % shape.key_heads != 0)
-    throw size_error("E-ops-104", where, "attention: ", shape.heads, " query heads do not divide among ",
+    throw size_error("E-ops-103", where, "attention: ", shape.heads, " query heads do not divide among ",
                      shape.key_heads, " key heads");
   extents<4> const query_sizes{shape.batch, shape.queries, shape.heads, shape.width};
   extents<4> const key_sizes{shape.batch, shape.keys, shape.key_heads, shape.width};
@@ -64,7 +64,7 @@ attention_shape shape_of(view<T const, 4, M> q, view<T const, 4, M> k, view<T co
   require_contiguous("attention", "log_sum_exp", log_sum_exp, where);
   if (shape.first_query < 0) shape.first_query = shape.keys - shape.queries;
   if (shape.causal && shape.first_query < 0)
-    throw size_error("E-ops-105", where, "attention: ", shape.queries, " causal queries and only ",
+    throw size_error("E-ops-104", where, "attention: ", shape.queries, " causal queries and only ",
                      shape.keys, " keys; say first_query");
   if (shape.scale == 0 && shape.width > 0) shape.scale = 1 / std::sqrt(static_cast<float>(shape.width));
   return shape;

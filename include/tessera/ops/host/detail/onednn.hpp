@@ -41,7 +41,7 @@ decltype(auto) with_onednn(char const* what, F&& f) {
   try {
     return f();
   } catch (dnnl::error const& failure) {
-    throw library_error("E-ops-106", site::here(), "oneDNN could not ", what, ": ", failure.message,
+    throw library_error("E-ops-105", site::here(), "oneDNN could not ", what, ": ", failure.message,
                         " (status ", static_cast<int>(failure.status), ")");
   }
 }
@@ -188,7 +188,7 @@ private:
         dnnl_sgemm(transposed(a), transposed(b), c.extent(0), c.extent(1), a.extent(1), 1.0f, a.data(),
                    leading(a), b.data(), leading(b), accumulate ? 1.0f : 0.0f, c.data(), leading(c));
     if (status != dnnl_success)
-      throw library_error("E-ops-106", site::here(), "oneDNN could not multiply ", text_of(a.extents()),
+      throw library_error("E-ops-105", site::here(), "oneDNN could not multiply ", text_of(a.extents()),
                           " by ", text_of(b.extents()), " (status ", static_cast<int>(status), ")");
   }
 };
