@@ -107,6 +107,20 @@ TEST_CASE("files that are no models are refused, and cut ones never crash") {
   CHECK(test::error_of<io_error>([&] { data::load_sentencepiece(folder / "missing"); }).id == "E-io-001");
 }
 
+TEST_CASE("a model that changes text is refused") {
+  // Sentencepiece's own defaults, but for the byte tokens.
+  auto const text = prose();
+  data::detail::line_iterator lines(text, 1 << 20);
+  std::string model;
+  std::unordered_map<std::string, std::string> const settings{
+      {"model_type", "bpe"}, {"vocab_size", "330"}, {"byte_fallback", "true"}, {"minloglevel", "3"}};
+  REQUIRE(sentencepiece::SentencePieceTrainer::Train(settings, &lines, &model).ok());
+  auto const error =
+      test::error_of<io_error>([&] { data::sentencepiece_tokenizer tokenizer(model, "their.model"); });
+  CHECK(error.id == "E-data-012");
+  CHECK(error.says("their.model changes text"));
+}
+
 TEST_CASE("vocabularies that the text cannot give are errors that say so") {
   auto const train_error = [](std::string const& text, index_t size) {
     return test::error_of<config_error>([&] { data::train_sentencepiece(text, {.vocabulary_size = size}); });

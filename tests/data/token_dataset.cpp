@@ -20,6 +20,11 @@ test::thrown refused(std::vector<std::int32_t> const& tokens, data::token_datase
   return test::error_of<size_error>([&] { data::token_dataset dataset(tokens, options); });
 }
 
+struct share_of_validation {
+  double fraction;
+  index_t validation;
+};
+
 } // namespace
 
 TEST_CASE("samples are the sequences that lie end to end, targets the same one token later") {
@@ -47,10 +52,11 @@ TEST_CASE("training and validation share no sample and lose none") {
   auto const tokens = counting(101); // ten samples of ten
   data::token_dataset const dataset(tokens, {.sequence_length = 10, .vocabulary_size = 101});
   std::vector<std::int32_t> in(10), targets(10);
-  for (auto const& [fraction, validation] :
-       {std::pair{0.1, 1}, {0.3, 3}, {0.35, 4}, {0.5, 5}, {0.001, 1}, {0.999, 9}}) {
-    CAPTURE(fraction);
-    auto const parts = dataset.split(fraction);
+  for (auto const& share :
+       {share_of_validation{0.1, 1}, {0.3, 3}, {0.35, 4}, {0.5, 5}, {0.001, 1}, {0.999, 9}}) {
+    CAPTURE(share.fraction);
+    auto const validation = share.validation;
+    auto const parts = dataset.split(share.fraction);
     REQUIRE(parts.validation.size() == validation);
     REQUIRE(parts.training.size() == 10 - validation);
     CHECK(parts.training.sequence_length() == 10);

@@ -9,7 +9,7 @@
 /// The permutation is a Feistel network (Luby and Rackoff, 1988) over the next power of four, with Philox as
 /// its round function; numbers beyond the last sample are sent through again (Black and Rogaway, "Ciphers
 /// with arbitrary finite domains", 2002). Cost: O(1) memory, at most four walks on average (more below 64
-/// samples), about half a microsecond.
+/// samples), about a microsecond.
 #ifndef TESSERA_DATA_SAMPLER_HPP
 #define TESSERA_DATA_SAMPLER_HPP
 

@@ -9,7 +9,8 @@
 ///     same.decode(same.encode("In the beginning"));
 ///
 /// Training is single-threaded, silent and deterministic: the same text gives the same model, byte for byte.
-/// Exists under TESSERA_WITH_SENTENCEPIECE; the one file that includes sentencepiece's headers. Link sentencepiece and sentencepiece_train.
+/// Exists under TESSERA_WITH_SENTENCEPIECE; the one file that includes sentencepiece's headers. Link
+/// sentencepiece and sentencepiece_train.
 #ifndef TESSERA_DATA_SENTENCEPIECE_HPP
 #define TESSERA_DATA_SENTENCEPIECE_HPP
 
@@ -49,6 +50,12 @@ public:
         throw io_error("E-data-012", where, source,
                        " has no tokens for single bytes; train it with byte_fallback");
     }
+    // Spaces at the ends and doubled, and characters that Unicode's normal forms would replace.
+    std::string_view const probe = "  two  spaces e\u0301 \ufb01 \u00bd \uff21  ";
+    if (decode(encode(probe)) != probe)
+      throw io_error("E-data-012", where, source,
+                     " changes text (spaces or Unicode forms); train it with normalization identity, "
+                     "add_dummy_prefix and remove_extra_whitespaces off");
   }
 
   index_t vocabulary_size() const noexcept { return static_cast<index_t>(pieces_.size()); }
