@@ -1,0 +1,211 @@
+/// Checks what a caller gave and puts it into a `call`: lengths, counts, roots, overlaps. Nothing is sent.
+#ifndef TESSERA_COMM_DETAIL_DESCRIBE_HPP
+#define TESSERA_COMM_DETAIL_DESCRIBE_HPP
+
+#include <tessera/comm/detail/combine.hpp>
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+/// Inputs do not take part in deduction: spans of mutable elements and containers convert.
+template <class S>
+using input_span = std::type_identity_t<std::span<S const>>;
+using counts_span = std::span<index_t const>;
+
+/// Describes calls of one rank. Every function throws size_error for what does not fit.
+class describer {
+public:
+  describer(int my_rank, int ranks) noexcept : rank(my_rank), size(ranks) {}
+
+  static call named(collective what, site where) noexcept {
+    call c;
+    c.what = what;
+    c.where = where;
+    return c;
+  }
+
+  template <message_scalar S>
+  call broadcast(std::span<S> data, int root, site where) const {
+    check_rank(root, "root", collective::broadcast, where);
+    auto c = rank == root ? describe<S>(collective::broadcast, {}, data, where)
+                          : describe<S>(collective::broadcast, data, {}, where);
+    c.count = static_cast<index_t>(data.size());
+    c.root = root;
+    return c;
+  }
+  template <reducible_scalar S>
+  static void reduce_with(call& c, reduce_options how) noexcept {
+    c.operation = how.operation;
+    c.order = how.order;
+    c.combine = &combine<S>;
+  }
+  template <reducible_scalar S>
+  call reduce(std::span<S> out, input_span<S> in, int root, reduce_options how, site where) const {
+    check_rank(root, "root", collective::reduce, where);
+    if (rank != root) out = {};
+    auto c = describe<S>(collective::reduce, out, in, where);
+    if (rank == root) expect(c.out_items, c.in_items, "out", c.what, where);
+    forbid_overlap(c, 0, where);
+    c.count = c.in_items;
+    c.root = root;
+    reduce_with<S>(c, how);
+    return c;
+  }
+  template <reducible_scalar S>
+  call all_reduce(std::span<S> out, input_span<S> in, reduce_options how, site where) const {
+    auto c = describe<S>(collective::all_reduce, out, in, where);
+    expect(c.out_items, c.in_items, "out", c.what, where);
+    forbid_overlap(c, 0, where);
+    c.count = c.in_items;
+    reduce_with<S>(c, how);
+    return c;
+  }
+  template <reducible_scalar S>
+  call reduce_scatter(std::span<S> out, input_span<S> in, counts_span const* counts, reduce_options how,
+                      site where) const {
+    auto c = describe<S>(collective::reduce_scatter, out, in, where);
+    if (counts != nullptr) {
+      c.count = sum_of(*counts, "counts", c.what, where);
+      c.in_counts = counts->data();
+      expect(c.in_items, c.count, "in", c.what, where);
+      expect(c.out_items, c.in_counts[rank], "out", c.what, where);
+    } else {
+      c.count = c.out_items;
+      expect(c.in_items, times_size(c.out_items, "out", c.what, where), "in", c.what, where);
+    }
+    reduce_with<S>(c, how);
+    return c;
+  }
+  template <message_scalar S>
+  call gather(collective what, std::span<S> out, input_span<S> in, counts_span const* counts, int root,
+              site where) const {
+    bool const receives = what == collective::all_gather || rank == root;
+    if (what == collective::gather) check_rank(root, "root", what, where);
+    if (!receives) out = {};
+    auto c = describe<S>(what, out, in, where);
+    c.root = root;
+    c.count = c.in_items;
+    auto all = times_size(c.in_items, "in", what, where);
+    if (counts != nullptr) {
+      c.count = all = sum_of(*counts, "counts", what, where);
+      c.in_counts = counts->data();
+      expect(c.in_items, c.in_counts[rank], "in", what, where);
+    }
+    if (receives) expect(c.out_items, all, "out", what, where);
+    forbid_overlap(c, my_offset(c), where);
+    return c;
+  }
+  template <message_scalar S>
+  call scatter(std::span<S> out, input_span<S> in, counts_span const* counts, int root, site where) const {
+    constexpr auto what = collective::scatter;
+    check_rank(root, "root", what, where);
+    if (rank != root) in = {};
+    auto c = describe<S>(what, out, in, where);
+    c.root = root;
+    c.count = c.out_items;
+    auto all = times_size(c.out_items, "out", what, where);
+    if (counts != nullptr) {
+      c.count = all = sum_of(*counts, "counts", what, where);
+      c.in_counts = counts->data();
+      expect(c.out_items, c.in_counts[rank], "out", what, where);
+    }
+    if (rank == root) expect(c.in_items, all, "in", what, where);
+    forbid_overlap(c, -my_offset(c), where);
+    return c;
+  }
+  template <message_scalar S>
+  call all_to_all(std::span<S> out, counts_span const* out_counts, input_span<S> in,
+                  counts_span const* in_counts, site where) const {
+    constexpr auto what = collective::all_to_all;
+    auto c = describe<S>(what, out, in, where);
+    if (in_counts != nullptr) {
+      expect(c.out_items, sum_of(*out_counts, "out_counts", what, where), "out", what, where);
+      expect(c.in_items, sum_of(*in_counts, "in_counts", what, where), "in", what, where);
+      c.in_counts = in_counts->data();
+      c.out_counts = out_counts->data();
+    } else {
+      c.count = c.in_items / size;
+      expect(c.in_items, c.count * size, "in", what, where);
+      expect(c.out_items, c.in_items, "out", what, where);
+    }
+    if (auto const item = bytes_of(c.type); overlap(c.in, c.in_items * item, c.out, c.out_items * item))
+      refuse_overlap(c, where);
+    return c;
+  }
+  template <class S>
+  call send(std::span<S> data, int to, int tag, site where) const {
+    return message<std::remove_const_t<S>>(collective::send, {}, data, to, tag, where);
+  }
+  template <message_scalar S>
+  call receive(std::span<S> data, int from, int tag, site where) const {
+    return message<S>(collective::receive, data, {}, from, tag, where);
+  }
+
+private:
+  template <message_scalar S>
+  call message(collective what, std::span<S> out, std::span<S const> in, int peer, int tag,
+               site where) const {
+    check_rank(peer, what == collective::send ? "to" : "from", what, where);
+    if (tag < 0 || tag > 32767)
+      throw size_error("E-comm-006", where, name_of(what), ": `tag` is ", tag, " on rank ", rank,
+                       ", need 0 to 32767");
+    auto c = describe<S>(what, out, in, where);
+    c.count = c.in_items + c.out_items;
+    c.root = peer;
+    c.tag = tag;
+    return c;
+  }
+  template <message_scalar S>
+  static call describe(collective what, std::span<S> out, std::span<S const> in, site where) noexcept {
+    auto c = named(what, where);
+    c.type = element_of<S>();
+    c.in = in.data();
+    c.out = out.data();
+    c.in_items = static_cast<index_t>(in.size());
+    c.out_items = static_cast<index_t>(out.size());
+    return c;
+  }
+  void expect(index_t items, index_t expected, char const* which, collective what, site where) const {
+    if (items != expected)
+      throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items,
+                       " elements on rank ", rank, " of ", size, ", need ", expected);
+  }
+  void check_rank(int root, char const* which, collective what, site where) const {
+    if (root < 0 || root >= size)
+      throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", rank,
+                       ", need 0 to ", size - 1);
+  }
+  index_t sum_of(counts_span counts, char const* which, collective what, site where) const {
+    expect(static_cast<index_t>(counts.size()), size, which, what, where);
+    index_t sum = 0;
+    for (auto each : counts)
+      if (each < 0 || __builtin_add_overflow(sum, each, &sum))
+        throw size_error("E-comm-003", where, name_of(what), ": `", which, "` on rank ", rank,
+                         " has an impossible count, ", each);
+    return sum;
+  }
+  index_t times_size(index_t items, char const* which, collective what, site where) const {
+    index_t product = 0;
+    if (__builtin_mul_overflow(items, index_t{size}, &product))
+      throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ",
+                       size, " ranks is more than 2^63 - 1 elements");
+    return product;
+  }
+  index_t my_offset(call const& c) const noexcept { return offset_of(rank, c.count, c.in_counts); }
+  /// `out` may begin `offset` elements before `in` does, and not overlap it otherwise.
+  void forbid_overlap(call const& c, index_t offset, site where) const {
+    auto const item = bytes_of(c.type);
+    auto const distance = reinterpret_cast<std::intptr_t>(c.in) - reinterpret_cast<std::intptr_t>(c.out);
+    if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
+      refuse_overlap(c, where);
+  }
+  [[noreturn]] void refuse_overlap(call const& c, site where) const {
+    throw size_error("E-comm-005", where, name_of(c.what), ": `in` and `out` overlap on rank ", rank,
+                     " in a way that this call does not allow");
+  }
+
+  int rank, size;
+};
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
