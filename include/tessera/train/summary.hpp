@@ -1,8 +1,8 @@
 /// What a run leaves to be read: `summary.json`, and a table of memory by kind beside what the formula of
 /// ZeRO (Rajbhandari et al., 2020) says it must be.
 ///
-///     auto const expected = zero_formula(block_elements, {.ranks = 2, .zero_stage = 1, ...});
-///     std::puts(memory_table(peaks, expected).c_str());
+///     auto const expected = zero_formula(parameters, {.ranks = 2, .zero = 1, .weight_bytes = 2, .state_bytes
+///     = 12}); std::puts(memory_table(peaks, expected).c_str());
 #ifndef TESSERA_TRAIN_SUMMARY_HPP
 #define TESSERA_TRAIN_SUMMARY_HPP
 
@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <string>
 
-#include <tessera/core/memory.hpp>
+#include <tessera/parallel/memory_plan.hpp>
 
 namespace tessera::inline TESSERA_ABI::train {
 
@@ -24,24 +24,15 @@ inline bytes_by_kind peaks_of(memory_meter const& meter) {
   return peaks;
 }
 
-struct zero_formula_options {
-  int ranks = 1;
-  index_t zero_stage = 0;
-  index_t weight_bytes = 2;   ///< Of one stored weight.
-  index_t gradient_bytes = 4; ///< Of one gradient.
-  index_t state_bytes =
-      12; ///< Of the optimizer for one weight: AdamW's fp32 moments, and the master of 16-bit ones.
-};
-
-/// Bytes of one rank for `elements` parameters: weights and gradients whole, the optimizer's state whole
+/// The formula by kind, for `elements` parameters: weights and gradients whole, the optimizer's state whole
 /// (stage 0) or divided by the ranks (stage 1). Kinds that the formula does not speak of are -1.
-inline bytes_by_kind zero_formula(index_t elements, zero_formula_options const& o) {
+inline bytes_by_kind zero_formula(index_t elements, parallel::memory_plan_options const& o) {
   bytes_by_kind bytes;
   bytes.fill(-1);
   auto const at = [&](memory_kind kind) -> index_t& { return bytes[static_cast<std::size_t>(kind)]; };
   at(memory_kind::parameters) = elements * o.weight_bytes;
   at(memory_kind::gradients) = elements * o.gradient_bytes;
-  at(memory_kind::optimizer_state) = elements * o.state_bytes / (o.zero_stage == 0 ? 1 : o.ranks);
+  at(memory_kind::optimizer_state) = elements * o.state_bytes / (o.zero == 0 ? 1 : o.ranks);
   return bytes;
 }
 
