@@ -1,0 +1,98 @@
+// requires: mpi openmp json xxhash sentencepiece cli11
+//
+// Trains a transformer on a text. What happens, from the text to the updated weight:
+//
+//   tokens     = tokenizer(text), cut into sequences; the last share of them is kept for validation
+//   every step:
+//     each rank takes its share of the batch's sequences, in an order that depends on the seed alone
+//     for each micro-batch:  loss += forward(tokens);  gradients += backward()      (sums, not means)
+//     gradients = sum over ranks, bucket by bucket while backward still runs
+//     weights   = AdamW(gradients / number of tokens, clipped by their global norm, learning rate of the
+//     step) now and then: validation loss, checkpoint
+//   at the end: full validation, loss.svg, summary.json, a sample of text
+//
+// The loop itself is train/trainer.hpp; this program chooses what it runs on:
+//
+//   ./train_gpt --data text.txt                      one rank, all cores
+//   ./train_gpt --data text.txt --ranks 2            two ranks, which are threads of this process
+//   mpiexec -n 2 ./train_gpt --data text.txt         two ranks, which are MPI processes
+//
+// All three train the same model, to rounding; the last two to the last bit.
+#include <cstdio>
+#include <thread>
+
+#include <unistd.h>
+
+#include <tessera/comm/mpi.hpp>
+#include <tessera/comm/threads.hpp>
+#include <tessera/exec/host.hpp>
+#include <tessera/train/command_line.hpp>
+#include <tessera/train/report.hpp>
+
+using namespace tessera;
+
+namespace {
+
+train::command_line_text const help{
+    .program = "train_gpt",
+    .purpose = "Trains a transformer on a text, on any number of ranks.",
+    .examples =
+        "\nExamples:\n"
+        "  A first model, a minute or two:\n"
+        "    train_gpt --data book.txt --run first\n"
+        "  Words instead of letters, on two MPI ranks, with settings from a file:\n"
+        "    mpiexec -n 2 train_gpt --config settings.json --data book.txt --tokenizer sentencepiece\n"
+        "  A Llama with grouped key/value heads, in fp32:\n"
+        "    train_gpt --data book.txt --family llama --heads 8 --key-value-heads 2 --storage fp32\n"
+        "  Go on from the latest checkpoint with another learning rate, on purpose:\n"
+        "    train_gpt --data book.txt --run first --learning-rate 5e-4 --allow-difference learning_rate\n"};
+
+/// One rank's share of the machine, unless the settings say otherwise.
+int threads_of_a_rank(train::settings const& s, int ranks) {
+  if (s.threads > 0) return narrow<int>(s.threads);
+  return std::max(1, narrow<int>(std::thread::hardware_concurrency()) / ranks);
+}
+
+template <storage_scalar T, comm::communicator Comm>
+void train_in(Comm& comm, train::settings const& s, char const* kind) {
+  exec::host ex({.threads = threads_of_a_rank(s, comm.size())});
+  train::trainer<Comm, exec::host, T> trainer(comm, ex, s, {.out = stderr, .terminal = isatty(2) == 1});
+  trainer.run();
+  train::report(trainer, stdout, kind);
+}
+
+template <comm::communicator Comm>
+void train_on(Comm& comm, train::settings const& s, char const* kind) {
+  if (s.storage == "bf16")
+    train_in<bf16>(comm, s, kind);
+  else
+    train_in<float>(comm, s, kind);
+}
+
+int run(comm::mpi& world, int argc, char** argv) {
+  auto const s = train::command_line(argc, argv, help, world.rank() == 0 ? stdout : nullptr);
+  if (!s) return 0;
+  if (world.size() > 1) {
+    if (s->ranks != 1)
+      throw config_error("E-train-080", site::here(), "ranks is ", s->ranks, ", but mpiexec started ",
+                         world.size(), " processes, which are the ranks: leave it at 1");
+    train_on(world, *s, "mpi");
+  } else {
+    comm::run_threads(narrow<int>(s->ranks), [&](comm::threads& ranks) { train_on(ranks, *s, "threads"); });
+  }
+  return 0;
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  return comm::run_mpi(argc, argv, [&](comm::mpi& world) {
+    if (world.size() > 1) return run(world, argc, argv); // run_mpi prints an error and ends all ranks
+    try {
+      return run(world, argc, argv);
+    } catch (std::exception const& fault) {
+      std::fprintf(stderr, "train_gpt: %s\n", fault.what());
+      return 1;
+    }
+  });
+}
