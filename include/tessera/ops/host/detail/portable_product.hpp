@@ -109,8 +109,13 @@ void multiply_edge_tile(C* c, index_t c_stride, index_t rows, index_t columns, b
       c[i * c_stride + j] = C((add ? widened(c[i * c_stride + j]) : 0.0f) + sum[i][j]);
 }
 
-/// Packed panels and, where c is stored in 16 bits, its fp32 sums. One for each worker, kept between calls.
+/// Packed panels and, where c is stored in 16 bits, fp32 sums: one piece for each worker, kept between calls.
 struct product_buffers {
+  static constexpr index_t panels =
+      product_tuning::depth * (product_tuning::block_rows + product_tuning::block_columns);
+  static constexpr index_t sum_rows = 2 * product_tuning::block_rows;
+  static constexpr index_t sums = sum_rows * product_tuning::block_columns;
+
   std::vector<buffer<>> worker;
 
   /// At least `count` floats for each of `workers`.
@@ -167,6 +172,24 @@ void multiply_block(float* memory, view<C, 2> c, view<A const, 2> a, view<B cons
   }
 }
 
+/// The same for a c of 16 bits and sums of several depth blocks: they are kept in fp32, a block of c at a
+/// time, and rounded once.
+template <storage_scalar C, storage_scalar A, storage_scalar B>
+void multiply_in_float(float* memory, view<C, 2> c, view<A const, 2> a, view<B const, 2> b,
+                       bool accumulate) noexcept {
+  auto const m = c.extent(0), n = c.extent(1);
+  for (index_t column = 0; column < n; column += product_tuning::block_columns)
+    for (index_t row = 0; row < m; row += product_buffers::sum_rows) {
+      auto const rows = std::min(product_buffers::sum_rows, m - row);
+      auto const columns = std::min(product_tuning::block_columns, n - column);
+      view<float, 2> const sums(memory + product_buffers::panels, {rows, columns});
+      for (index_t i = 0; i < rows && accumulate; ++i) to_float(&sums(i, 0), &c(row + i, column), columns);
+      multiply_block(memory, sums, a.slice(0, row, row + rows), b.slice(1, column, column + columns),
+                     accumulate);
+      for (index_t i = 0; i < rows; ++i) from_float(&c(row + i, column), &sums(i, 0), columns);
+    }
+}
+
 template <>
 struct product_by<exec::portable_product> {
   template <exec::host_space Ex, storage_scalar C, storage_scalar A, storage_scalar B>
@@ -190,7 +213,8 @@ struct product_by<exec::portable_product> {
     auto const workers = grid_m * grid_n;
 
     auto& buffers = ex.template handle<product_buffers>();
-    buffers.reserve(narrow<int>(workers), tuning::depth * (tuning::block_rows + tuning::block_columns));
+    auto const keeps_sums = !std::same_as<C, float> && k > tuning::depth;
+    buffers.reserve(narrow<int>(workers), product_buffers::panels + (keeps_sums ? product_buffers::sums : 0));
     ex.parallel_for(workers, 1, [&](index_t begin, index_t end) {
       for (auto w = begin; w < end; ++w) {
         auto const share = [](index_t tiles, index_t parts, index_t part, index_t width, index_t limit) {
@@ -200,9 +224,16 @@ struct product_by<exec::portable_product> {
         auto const row_end = share(tiles_m, grid_m, w / grid_n + 1, tuning::tile_rows, m);
         auto const column = share(tiles_n, grid_n, w % grid_n, tuning::tile_columns, n);
         auto const column_end = share(tiles_n, grid_n, w % grid_n + 1, tuning::tile_columns, n);
-        if (row < row_end && column < column_end)
-          multiply_block(buffers.of(w), c.slice(0, row, row_end).slice(1, column, column_end),
-                         a.slice(0, row, row_end), b.slice(1, column, column_end), accumulate);
+        if (row == row_end || column == column_end) continue;
+        auto const part = c.slice(0, row, row_end).slice(1, column, column_end);
+        auto const left_part = a.slice(0, row, row_end);
+        auto const right_part = b.slice(1, column, column_end);
+        if constexpr (!std::same_as<C, float>)
+          if (keeps_sums) {
+            multiply_in_float(buffers.of(w), part, left_part, right_part, accumulate);
+            continue;
+          }
+        multiply_block(buffers.of(w), part, left_part, right_part, accumulate);
       }
     });
   }

@@ -1,0 +1,191 @@
+#include <tessera/ops/linear.hpp>
+
+#include <tessera/exec/host.hpp>
+
+#include <doctest/doctest.h>
+
+#include "support/reference.hpp"
+
+using namespace tessera;
+using ops::activation;
+using reference::doubles;
+using reference::max_relative_error;
+
+namespace {
+
+double gelu(activation form, double x) {
+  if (form == activation::none) return x;
+  if (form == activation::gelu_erf) return 0.5 * x * (1 + std::erf(x / std::sqrt(2.0)));
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+}
+double gelu_slope(activation form, double x) {
+  return (gelu(form, x + 1e-6) - gelu(form, x - 1e-6)) / 2e-6;
+}
+
+/// The layer and its gradients by the definition, in double. Row-major [m, k], [n, k], [n], [m, n].
+struct exact {
+  std::vector<double> pre, out, d_in, d_weight, d_bias;
+
+  exact(index_t m, index_t k, index_t n, std::vector<double> const& in, std::vector<double> const& weight,
+        std::vector<double> const& bias, std::vector<double> const& d_out, activation form)
+      : d_in(in.size()), d_weight(weight.size()), d_bias(static_cast<std::size_t>(n)) {
+    auto const cell = [](index_t row, index_t column, index_t width) {
+      return static_cast<std::size_t>(row * width + column);
+    };
+    for (index_t i = 0; i < m; ++i)
+      for (index_t j = 0; j < n; ++j) {
+        auto sum = bias.empty() ? 0.0 : bias[static_cast<std::size_t>(j)];
+        for (index_t l = 0; l < k; ++l) sum += in[cell(i, l, k)] * weight[cell(j, l, k)];
+        pre.push_back(sum);
+        out.push_back(gelu(form, sum));
+        auto const d = d_out[cell(i, j, n)] * gelu_slope(form, sum);
+        d_bias[static_cast<std::size_t>(j)] += d;
+        for (index_t l = 0; l < k; ++l) {
+          d_in[cell(i, l, k)] += d * weight[cell(j, l, k)];
+          d_weight[cell(j, l, k)] += d * in[cell(i, l, k)];
+        }
+      }
+  }
+};
+
+template <class T, class G, class Ex>
+void compare(Ex& ex, index_t m, index_t k, index_t n, activation form, bool with_bias) {
+  CAPTURE(m);
+  CAPTURE(k);
+  CAPTURE(n);
+  CAPTURE(static_cast<int>(form));
+  CAPTURE(with_bias);
+  auto in = reference::normal<T, 2>({m, k}, 1), weight = reference::normal<T, 2>({n, k}, 2);
+  auto d_out = reference::normal<T, 2>({m, n}, 3);
+  auto bias = reference::normal<T, 1>({with_bias ? n : 0}, 4);
+  tensor<T, 2> out({m, n}), pre({m, n}), d_in({m, k}), scratch({m, n});
+  tensor<G, 2> d_weight({n, k});
+  tensor<G, 1> d_bias({with_bias ? n : 0});
+  exact const expected(m, k, n, doubles(in.span()), doubles(weight.span()), doubles(bias.span()),
+                       doubles(d_out.span()), form);
+
+  ops::linear(ex, out.view(), in, weight, bias, {.activation = form});
+  CHECK(max_relative_error(out, expected.out) < reference::tolerance<T>());
+  ops::linear(ex, out.view(), in, weight, bias, {.activation = form, .pre_activation = pre});
+  CHECK(max_relative_error(out, expected.out) < reference::tolerance<T>());
+  CHECK(max_relative_error(pre, expected.pre) < reference::tolerance<T>());
+
+  ops::linear_gradients<T, G> const gradients{d_in, d_weight, d_bias};
+  for (bool own_scratch : {false, true}) {
+    ops::linear_backward(
+        ex, gradients, d_out, in, weight,
+        {.activation = form, .pre_activation = pre, .scratch = own_scratch ? scratch.view() : view<T, 2>{}});
+    CHECK(max_relative_error(d_in, expected.d_in) < reference::tolerance<T>());
+    CHECK(max_relative_error(d_weight, expected.d_weight) < 2 * reference::tolerance<T>());
+    if (with_bias) CHECK(max_relative_error(d_bias, expected.d_bias) < 2 * reference::tolerance<T>());
+  }
+  auto const doubled = [](std::vector<double> values) {
+    for (auto& value : values) value *= 2;
+    return values;
+  };
+  ops::linear_backward(
+      ex, gradients, d_out, in, weight,
+      {.accumulate = true, .accumulate_input = true, .activation = form, .pre_activation = pre});
+  CHECK(max_relative_error(d_in, doubled(expected.d_in)) < 2 * reference::tolerance<T>());
+  CHECK(max_relative_error(d_weight, doubled(expected.d_weight)) < 2 * reference::tolerance<T>());
+  if (with_bias) CHECK(max_relative_error(d_bias, doubled(expected.d_bias)) < 2 * reference::tolerance<T>());
+}
+
+} // namespace
+
+TEST_CASE_TEMPLATE("linear and its gradients are those of float64, by either policy", Ex, exec::host,
+                   exec::basic_host<exec::portable_product>) {
+  Ex ex({.threads = 2});
+  for (auto form : {activation::none, activation::gelu_tanh, activation::gelu_erf})
+    for (bool with_bias : {false, true}) {
+      compare<float, float>(ex, 1, 1, 1, form, with_bias);
+      compare<float, float>(ex, 7, 13, 31, form, with_bias);
+      compare<float, float>(ex, 65, 33, 300, form, with_bias);
+    }
+  compare<bf16, float>(ex, 37, 41, 43, activation::gelu_tanh, true);
+  compare<bf16, bf16>(ex, 37, 41, 43, activation::gelu_erf, true);
+  compare<bf16, bf16>(ex, 37, 41, 43, activation::none, true);
+  compare<fp16, float>(ex, 19, 21, 23, activation::gelu_tanh, false);
+}
+
+TEST_CASE("more rows than one cache block join up") {
+  exec::host ex({.threads = 2});
+  compare<float, float>(ex, 530, 3, 4100, activation::gelu_tanh, true);
+}
+
+TEST_CASE("sizes of zero: no rows give zero gradients, no inputs give the bias") {
+  exec::host ex({.threads = 1});
+  tensor<float, 2> none({0, 3}), weight({2, 3}), out({0, 2}), d_weight({2, 3});
+  tensor<float, 1> bias({2}), d_bias({2});
+  reference::fill_normal(bias.span(), 1);
+  reference::fill_normal(d_weight.span(), 1);
+  reference::fill_normal(d_bias.span(), 1);
+  ops::linear(ex, out.view(), none, weight, bias);
+  ops::linear_backward(ex, ops::linear_gradients<float, float>{none, d_weight, d_bias}, out, none, weight);
+  for (auto value : d_weight.span()) CHECK(value == 0);
+  for (auto value : d_bias.span()) CHECK(value == 0);
+
+  tensor<float, 2> in({3, 0}), no_weight({2, 0}), rows({3, 2});
+  ops::linear(ex, rows.view(), in, no_weight, bias);
+  for (index_t i = 0; i < 3; ++i) CHECK(rows(i, 1) == bias(1));
+  tensor<float, 2> no_out({3, 0}), empty_weight({0, 4}), wide({3, 4}), d_wide({3, 4});
+  reference::fill_normal(d_wide.span(), 1);
+  ops::linear_backward(ex, ops::linear_gradients<float, float>{d_wide, empty_weight, {}}, no_out, wide,
+                       empty_weight);
+  for (auto value : d_wide.span()) CHECK(value == 0);
+}
+
+TEST_CASE("gradients left out are not computed, and d_out may serve as scratch") {
+  exec::host ex({.threads = 1});
+  auto in = reference::normal<float, 2>({5, 6}, 1), weight = reference::normal<float, 2>({7, 6}, 2);
+  auto d_out = reference::normal<float, 2>({5, 7}, 3), pre = reference::normal<float, 2>({5, 7}, 4);
+  tensor<float, 2> d_in({5, 6}), d_weight({7, 6}), expected({7, 6});
+  ops::linear_backward(ex, ops::linear_gradients<float, float>{.weight = expected}, d_out, in, weight,
+                       {.activation = activation::gelu_tanh, .pre_activation = pre});
+  ops::linear_backward(ex, ops::linear_gradients<float, float>{.input = d_in, .weight = d_weight}, d_out, in,
+                       weight,
+                       {.activation = activation::gelu_tanh, .pre_activation = pre, .scratch = d_out});
+  CHECK(max_relative_error(d_weight, doubles(expected.span())) == 0);
+}
+
+TEST_CASE("gradients through an activation agree with finite differences") {
+  exec::host ex({.threads = 1});
+  auto in = reference::normal<float, 2>({3, 4}, 1), weight = reference::normal<float, 2>({5, 4}, 2);
+  auto weights = reference::normal<float, 2>({3, 5}, 3);
+  auto bias = reference::normal<float, 1>({5}, 4);
+  tensor<float, 2> out({3, 5}), pre({3, 5}), d_in({3, 4}), d_weight({5, 4});
+  tensor<float, 1> d_bias({5});
+  for (auto form : {activation::gelu_tanh, activation::gelu_erf}) {
+    auto const loss = [&] {
+      ops::linear(ex, out.view(), in, weight, bias, {.activation = form, .pre_activation = pre});
+      double total = 0;
+      for (std::size_t i = 0; i < out.span().size(); ++i)
+        total += static_cast<double>(out.span()[i]) * static_cast<double>(weights.span()[i]);
+      return total;
+    };
+    loss();
+    ops::linear_backward(ex, ops::linear_gradients<float, float>{d_in, d_weight, d_bias}, weights, in, weight,
+                         {.activation = form, .pre_activation = pre});
+    auto const check = [&](std::span<float> values, std::span<float> gradient) {
+      for (std::size_t i = 0; i < values.size(); ++i)
+        CHECK(std::fabs(reference::central_difference(values[i], 1e-2f, loss) -
+                        static_cast<double>(gradient[i])) < 2e-3);
+    };
+    check(in.span(), d_in.span());
+    check(weight.span(), d_weight.span());
+    check(bias.span(), d_bias.span());
+  }
+}
+
+TEST_CASE("linear refuses shapes that do not fit") {
+  exec::host ex({.threads = 1});
+  tensor<float, 2> in({2, 3}), weight({4, 3}), wrong({4, 2}), out({2, 4});
+  tensor<float, 1> bias({5}), none;
+  CHECK_THROWS_AS(ops::linear(ex, out.view(), in, wrong, none), size_error);
+  CHECK_THROWS_AS(ops::linear(ex, out.view(), in, weight, bias), size_error);
+  CHECK_THROWS_AS(ops::linear(ex, in.view(), in, weight, none), size_error);
+  CHECK_THROWS_AS(ops::linear(ex, out.view(), in, weight, none, {.pre_activation = in}), size_error);
+  CHECK_THROWS_AS(ops::linear_backward(ex, ops::linear_gradients<float, float>{in, weight, {}}, out, in,
+                                       weight, {.activation = activation::gelu_tanh}),
+                  size_error); // pre_activation is missing
+}
