@@ -209,6 +209,8 @@ private:
         moved = true;
       } else {
         if (one.lent_out != nullptr || one.lent_in != nullptr) give_back(one);
+        if (one.delivers)
+          copy(one.request.out, one.staged.data(), one.request.out_items * bytes_of(one.request.type));
         one.finished = moved = true;
       }
     }
@@ -292,7 +294,13 @@ private:
     one.at = stage::data;
     auto const& c = one.request;
     auto step = transfer_of(c);
-    if (!one.in_rank_order()) return issue(one, step, true);
+    if (!one.in_rank_order()) {
+      if (needs_staging(c)) { // a native reduction into its own input
+        step.out = room(one.staged, c.out_items * bytes_of(c.type), account, c.where);
+        one.delivers = true;
+      }
+      return issue(one, step, true);
+    }
     auto const item = bytes_of(c.type);
     auto const n = c.in_items;
     if (size() == 1) {

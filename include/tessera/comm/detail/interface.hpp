@@ -220,7 +220,7 @@ private:
     timed_scope timer(engine_->meter, c.what);
     meter_call(c);
     if constexpr (direct_transport<T>)
-      if (engine_->plain() && !(c.reduces() && c.order == summation::rank_order)) {
+      if (engine_->plain() && !(c.reduces() && c.order == summation::rank_order) && !needs_staging(c)) {
         if (!c.is_point_to_point()) ++engine_->sequence;
         return engine_->transport.run(transfer_of(c));
       }

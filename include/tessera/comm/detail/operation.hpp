@@ -53,6 +53,12 @@ constexpr index_t slice_begin(index_t n, int ranks, int rank) noexcept {
 /// Up to here an all_reduce in rank_order sends whole vectors to all, one message instead of two.
 inline constexpr index_t whole_vector_bytes = 2048;
 
+/// Native reductions cannot write into what they read: such an output is delivered at the end.
+inline bool needs_staging(call const& c) noexcept {
+  auto const item = bytes_of(c.type);
+  return c.what == collective::reduce_scatter && overlap(c.in, c.in_items * item, c.out, c.out_items * item);
+}
+
 /// A call under way.
 template <transport T>
 struct operation {
@@ -67,7 +73,8 @@ struct operation {
   bool in_transit = false; // the ticket is in use
   bool settled = false;    // all steps are issued
   bool finished = false;
-  bool small = false; // rank_order by whole vectors
+  bool small = false;    // rank_order by whole vectors
+  bool delivers = false; // `staged` holds the output of a native reduction
   std::exception_ptr error;
   int unwinding = 0; // exceptions in flight when it was made
 
@@ -86,7 +93,7 @@ struct operation {
     at = stage::data;
     steps = 0;
     blocking = is_blocking;
-    in_transit = settled = finished = small = false;
+    in_transit = settled = finished = small = delivers = false;
     error = nullptr;
     unwinding = std::uncaught_exceptions();
     lent_out = nullptr;
