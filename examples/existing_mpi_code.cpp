@@ -1,14 +1,18 @@
+// requires: mpi
+//
 // An MPI program that was there before Tessera, and two headers of Tessera in it.
 //
-// A rod is heated by eight heaters; a Jacobi iteration finds the steady temperature that a set of powers gives.
-// Wanted are the powers that make the whole rod equally warm. The rod is cut among the ranks of the program's
-// own communicator; the program's own halo exchange stays as it is. What Tessera adds:
+// A rod is heated by eight heaters; a Jacobi iteration finds the steady temperature that a set of powers
+// gives. Wanted are the powers that make the whole rod equally warm. The rod is cut among the ranks of the
+// program's own communicator; the program's own halo exchange stays as it is. What Tessera adds:
 //
-//   1. response[h] = Jacobi solution for heater h alone at power 1     comm.all_reduce: largest change, one value
+//   1. response[h] = Jacobi solution for heater h alone at power 1     comm.all_reduce: largest change, one
+//   value
 //   2. repeat: temperature = sum over h of power[h] * response[h]
 //              gradient[h] = sum over points of (temperature - 1) * response[h] / points
-//                                                                      comm.all_reduce: 8 gradients, summed in
-//                                                                      rank order: every rank has the same bits
+//                                                                      comm.all_reduce: 8 gradients, summed
+//                                                                      in rank order: every rank has the same
+//                                                                      bits
 //              power = AdamW(power, gradient)                          optim::adamw: one fused pass
 //
 // Build: mpicxx -std=c++20 -O2 -Iinclude -DTESSERA_WITH_MPI examples/existing_mpi_code.cpp
@@ -48,7 +52,8 @@ struct rod {
   void exchange_halos() {
     int const left = rank > 0 ? rank - 1 : MPI_PROC_NULL, right = rank + 1 < ranks ? rank + 1 : MPI_PROC_NULL;
     auto* u = now.data();
-    MPI_Sendrecv(u + 1, 1, MPI_DOUBLE, left, 0, u + count + 1, 1, MPI_DOUBLE, right, 0, comm, MPI_STATUS_IGNORE);
+    MPI_Sendrecv(u + 1, 1, MPI_DOUBLE, left, 0, u + count + 1, 1, MPI_DOUBLE, right, 0, comm,
+                 MPI_STATUS_IGNORE);
     MPI_Sendrecv(u + count, 1, MPI_DOUBLE, right, 1, u, 1, MPI_DOUBLE, left, 1, comm, MPI_STATUS_IGNORE);
   }
 
@@ -74,7 +79,8 @@ int main(int argc, char** argv) {
   {
     MPI_Comm mine; // the program's own communicator, which stays the program's
     MPI_Comm_dup(MPI_COMM_WORLD, &mine);
-    tessera::comm::mpi comm(mine);
+    // This process has one thread, and MPI_Init is enough for that.
+    tessera::comm::mpi comm(mine, {.level = tessera::comm::mpi_threads::single});
 
     std::vector<std::vector<float>> response;
     auto sweeps = 0;

@@ -3,6 +3,7 @@
 #ifndef TESSERA_OPTIM_HOST_FLAT_UPDATE_HPP
 #define TESSERA_OPTIM_HOST_FLAT_UPDATE_HPP
 
+#include <tessera/exec/host.hpp>
 #include <tessera/optim/flat_update.hpp>
 
 namespace tessera::inline TESSERA_ABI::optim {
