@@ -36,7 +36,8 @@ namespace tessera::inline TESSERA_ABI::parallel {
 struct data_parallel_options {
   int zero = 1;                            ///< Stage 0 or 1.
   index_t bucket_bytes = index_t{4} << 20; ///< Units are reduced together until they are this large.
-  int in_flight = 2;                       ///< Messages under way at once; each has memory of its own.
+  int in_flight = 2;                       ///< Messages under way at once; each has memory of its own, which
+                                           ///< grows to the largest message that it has carried.
   comm::summation order = comm::summation::rank_order;
   memory_meter* meter = nullptr; ///< Counts the optimizer state.
 };
@@ -100,8 +101,13 @@ public:
                                     .state_bytes = Optimizer::state_bytes(settings)});
     if constexpr (requires { Comm::template scratch_bytes<G>(index_t{}, int{}); }) {
       auto largest = Comm::template scratch_bytes<double>(3, who.ranks);
-      for (auto const& b : buckets_of(units, options.zero == 0 ? least_elements(options) : 1))
-        largest = (std::max)(largest, Comm::template scratch_bytes<G>(b.elements.size(), who.ranks));
+      auto const carry = [&](index_t n) {
+        largest = (std::max)(largest, Comm::template scratch_bytes<G>(n, who.ranks));
+      };
+      if (options.zero == 0)
+        for (auto const& b : buckets_of(units, least_elements(options))) carry(b.elements.size());
+      else // parts are whole granules, so rank 0's may be more than an even share
+        for (auto const& unit : units) carry(who.of(unit.size(), 0).size() * who.ranks);
       plan.communication = largest * options.in_flight;
     }
     return plan;
