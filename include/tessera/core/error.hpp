@@ -37,9 +37,9 @@ inline void append(std::string& text, std::string_view part) {
 inline void append(std::string& text, char part) {
   text += part;
 }
-template <std::integral I>
-void append(std::string& text, I part) {
-  if constexpr (std::same_as<I, bool>)
+template <std::integral Integer>
+void append(std::string& text, Integer part) {
+  if constexpr (std::same_as<Integer, bool>)
     text += part ? "true" : "false";
   else
     text += std::to_string(part);
