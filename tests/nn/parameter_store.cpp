@@ -10,14 +10,13 @@
 using namespace tessera;
 
 namespace {
-template <class T, class G>
-using store_of = nn::parameter_store<exec::host, T, G>;
+using store_of = nn::parameter_store<exec::host, bf16, float>;
 }
 
 TEST_CASE("the units' ranges follow each other and cover both buffers") {
   auto const units = nn::make_transformer<exec::host, bf16, float>(fixture::odd_llama());
   memory_meter meter;
-  store_of<bf16, float> s(units, {.meter = &meter});
+  store_of s(units, {.meter = &meter});
   index_t end = 0, parameters = 0;
   for (std::size_t i = 0; i < s.units(); ++i) {
     CHECK(s.unit_range(i).begin == end);
@@ -37,8 +36,8 @@ TEST_CASE("the units' ranges follow each other and cover both buffers") {
 }
 
 TEST_CASE("for_each visits every parameter once at its place") {
-  auto const units = nn::make_transformer<exec::host, float, float>(fixture::odd_gpt2());
-  store_of<float, float> s(units);
+  auto const units = nn::make_transformer<exec::host, bf16, float>(fixture::odd_gpt2());
+  store_of s(units);
   std::set<std::string> names;
   index_t reached = 0, elements = 0;
   s.for_each([&](layout::parameter const& p, layout::range where) {
@@ -56,8 +55,8 @@ TEST_CASE("a tied head is lent the embedding's block, an untied one is not") {
   for (bool const tied : {true, false}) {
     auto config = fixture::odd_llama();
     config.tied_head = tied;
-    auto const units = nn::make_transformer<exec::host, float, float>(config);
-    store_of<float, float> s(units);
+    auto const units = nn::make_transformer<exec::host, bf16, float>(config);
+    store_of s(units);
     auto const lent = s.lend(units.size() - 1);
     CHECK(lent.weights.data() == s.weights(units.size() - 1).data());
     CHECK(lent.tied_weights.data() == (tied ? s.weights(0).data() : nullptr));
@@ -67,9 +66,9 @@ TEST_CASE("a tied head is lent the embedding's block, an untied one is not") {
 }
 
 TEST_CASE("a store without gradients takes none") {
-  auto const units = nn::make_transformer<exec::host, float, float>(fixture::odd_gpt2());
+  auto const units = nn::make_transformer<exec::host, bf16, float>(fixture::odd_gpt2());
   memory_meter meter;
-  store_of<float, float> s(units, {.meter = &meter, .gradients = false});
+  store_of s(units, {.meter = &meter, .gradients = false});
   CHECK(!s.has_gradients());
   CHECK(s.gradients().empty());
   CHECK(s.gradients(1).empty());
@@ -78,19 +77,19 @@ TEST_CASE("a store without gradients takes none") {
 }
 
 TEST_CASE("units that clash, or that are tied to nobody, are refused") {
-  auto const id_of = [](nn::unit_list<exec::host, float, float> const& units) {
+  auto const id_of = [](nn::unit_list<exec::host, bf16, float> const& units) {
     try {
-      store_of<float, float> const s(units);
+      store_of const s(units);
     } catch (config_error const& e) {
       return std::string(e.id());
     }
     return std::string("accepted");
   };
-  auto twice = nn::make_transformer<exec::host, float, float>(fixture::odd_gpt2());
-  twice[2] = std::make_unique<nn::gpt2_block<exec::host, float, float>>(fixture::odd_gpt2(), 0);
+  auto twice = nn::make_transformer<exec::host, bf16, float>(fixture::odd_gpt2());
+  twice[2] = std::make_unique<nn::gpt2_block<exec::host, bf16, float>>(fixture::odd_gpt2(), 0);
   CHECK(id_of(twice) == "E-nn-014");
 
-  auto headless = nn::make_transformer<exec::host, float, float>(fixture::odd_gpt2());
+  auto headless = nn::make_transformer<exec::host, bf16, float>(fixture::odd_gpt2());
   headless.erase(headless.begin());
   CHECK(id_of(headless) == "E-nn-015");
 }
