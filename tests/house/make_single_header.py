@@ -9,6 +9,8 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROOMS = ["core", "layout", "exec", "ops", "comm", "partition", "io", "data", "optim", "nn", "moe", "lora", "parallel",
          "train"]
+# Headers that whoever includes them by name wants in any case, and the umbrella only where the library is there.
+NEEDS = {"tessera/comm/mpi.hpp": "TESSERA_WITH_MPI"}
 INCLUDE = re.compile(r"\s*#\s*include\s*<(tessera/[^>]+)>")
 # A header all of which stands under a condition, such as those that need MPI.
 WHOLLY_CONDITIONAL = re.compile(r"#define TESSERA_\w+_HPP\n(?:\s*\n|#include [^\n]*\n)*#if defined\(")
@@ -28,7 +30,8 @@ def umbrella(headers):
         names = sorted(h for h in headers if h.startswith(f"tessera/{room}/")
                        and not re.search(r"/(detail|host|cuda)/", h))
         if names:
-            text += "\n" + "".join(f"#include <{name}>\n" for name in names)
+            text += "\n" + "".join(f"#include <{name}>\n" if name not in NEEDS else
+                                   f"#if defined({NEEDS[name]})\n#include <{name}>\n#endif\n" for name in names)
     return text + "\n#endif\n"
 
 
