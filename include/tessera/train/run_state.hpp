@@ -22,6 +22,7 @@ struct run_state {
   index_t ranks = 1; ///< With zero_stage and micro_batch: the layout.
 };
 
+/// Of the settings, those that decide the numbers: where a run lies and how often it speaks is not its state.
 inline io::json json_of(run_state const& s) {
   return {{"format", "tessera run 1"},
           {"step", s.step},
@@ -30,7 +31,7 @@ inline io::json json_of(run_state const& s) {
           {"data", s.data},
           {"vocabulary", s.vocabulary},
           {"ranks", s.ranks},
-          {"settings", json_of(s.chosen)}};
+          {"settings", json_of(s.chosen, true)}};
 }
 
 /// Throws io_error if it is not the state of a run of this version; `source` is what messages call it.

@@ -13,11 +13,12 @@
 
 namespace tessera::inline TESSERA_ABI::train {
 
-/// Every setting, in the table's order.
-inline io::json json_of(settings const& s) {
+/// In the table's order: every setting, or those alone that decide the run's numbers.
+inline io::json json_of(settings const& s, bool bound_alone = false) {
   auto object = io::json::object();
   for (auto const& f : fields)
-    std::visit([&](auto member) { object[std::string(f.name)] = s.*member; }, f.member);
+    if (!bound_alone || f.bound == binding::refused)
+      std::visit([&](auto member) { object[std::string(f.name)] = s.*member; }, f.member);
   return object;
 }
 

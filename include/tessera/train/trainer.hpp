@@ -158,6 +158,7 @@ private:
         comm_,
         [&] {
           io::make_folders(settings_.run, where);
+          io::write_json(settings_.run + "/settings.json", json_of(settings_), where);
           metrics_.emplace(metrics_path(), step_, where);
         },
         where);
