@@ -11,6 +11,7 @@
 
 #include <doctest/doctest.h>
 
+#include "ops/catalog.hpp"
 #include "support/finite_difference.hpp"
 #include "support/reference.hpp"
 #include "support/thrown.hpp"
@@ -20,13 +21,9 @@ namespace fixture {
 using namespace tessera;
 using reference::numbers;
 
-/// Nothing, one, primes, one more and one less than vectors and blocks are long.
-inline constexpr index_t counts[] = {0, 1, 7, 17, 255, 257, 1021, 40009};
-
-struct shape {
-  index_t rows, width;
-};
-inline constexpr shape shapes[] = {{0, 8}, {3, 0}, {1, 1}, {2, 3}, {7, 129}, {67, 17}, {1, 1021}};
+using catalog::counts;
+using catalog::shapes;
+using shape = catalog::rectangle;
 
 template <class Storage, class Gradient>
 struct types {

@@ -30,7 +30,7 @@ public:
 
   /// Gives back everything taken since `to`. Throws size_error if `to` lies ahead of what is taken.
   void release(position to, site where = site::here()) {
-    if (to.used > used_)
+    if (to.used < 0 || to.used > used_)
       throw size_error("E-core-010", where, "arena released to ", to.used, " bytes, only ", used_,
                        " are taken");
     used_ = to.used;
@@ -40,9 +40,16 @@ public:
   template <class T, int Rank>
     requires std::is_trivially_copyable_v<T> view<T, Rank, Memory> take(extents<Rank> const& sizes,
                                                                         site where = site::here()) {
-      return {
-          static_cast<T*>(take_bytes(element_count(sizes, where) * static_cast<index_t>(sizeof(T)), where)),
-          sizes};
+      auto const count = element_count(sizes, where);
+      // Compared before it is multiplied: a count may be anything up to 2^63 - 1.
+      if (count > left() / static_cast<index_t>(sizeof(T)) || bytes_for<T>(count) > left())
+        throw out_of_memory("E-core-011", where, "the activation arena of ", capacity(), " bytes has ",
+                            left(), " left and ", count, " elements of ", sizeof(T),
+                            " bytes were asked for: its plan and the forward pass disagree");
+      auto* piece = static_cast<char*>(memory_.data()) + used_;
+      used_ += bytes_for<T>(count);
+      if (used_ > peak_) peak_ = used_;
+      return {static_cast<T*>(static_cast<void*>(piece)), sizes};
     }
 
   /// Bytes that `take` uses up for a piece of `count` elements of T: what a plan adds up.
@@ -56,17 +63,7 @@ public:
   index_t capacity() const noexcept { return memory_.bytes(); }
 
 private:
-  void* take_bytes(index_t bytes, site where) {
-    auto const rounded = bytes_for<char>(bytes);
-    if (rounded > capacity() - used_)
-      throw out_of_memory("E-core-011", where, "the activation arena of ", capacity(), " bytes has ",
-                          capacity() - used_, " left and ", rounded,
-                          " were asked for: its plan and the forward pass disagree");
-    auto* piece = static_cast<char*>(memory_.data()) + used_;
-    used_ += rounded;
-    if (used_ > peak_) peak_ = used_;
-    return piece;
-  }
+  index_t left() const noexcept { return capacity() - used_; }
 
   buffer<Memory> memory_;
   index_t used_ = 0;

@@ -68,6 +68,9 @@ public:
       if (known.name == name) throw config_error("E-layout-002", where, "two parameters are named ", name);
     index_t size = 1;
     for (auto extent : shape) size = element_count<2>({size, extent}, where);
+    if (size > std::numeric_limits<index_t>::max() - alignment - block_size_)
+      throw size_error("E-layout-003", where, "the parameter ", name, " of ", size, " elements and the ",
+                       block_size_, " before it make a block of more than 2^63 - 1");
     parameters_.push_back({static_cast<std::string&&>(name), static_cast<std::vector<index_t>&&>(shape), kind,
                            start, block_size_, size});
     block_size_ += (size + alignment - 1) / alignment * alignment;

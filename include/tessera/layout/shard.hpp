@@ -34,8 +34,7 @@ constexpr range shard_of(index_t n, index_t parts, index_t part, index_t granule
   auto const granules = n / granule + (n % granule != 0 ? 1 : 0);
   auto const border = [&](index_t p) {
     auto const before = granules / parts * p + (p < granules % parts ? p : granules % parts);
-    auto const at = before * granule;
-    return at < n ? at : n;
+    return before <= n / granule ? before * granule : n; // compared first: the product may pass 2^63 - 1
   };
   return {border(part), border(part + 1)};
 }
