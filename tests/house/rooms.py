@@ -44,7 +44,7 @@ ELSEWHERE = {
     r"(cuda|cublas|cub/|thrust/|nv).*": r".*\.cuh",
     r"doctest.*|benchmark/.*|boost/.*|fmt/.*": r"$.",
     # The operating system's: files, mappings, terminals, processes.
-    r"(sys/.*|unistd|fcntl|dirent|termios|signal|poll|pthread|sched)\.h|sys/.*": r"(io|train|data)/.*|core/memory\.hpp",
+    r"(sys/.*|unistd|fcntl|dirent|termios|signal|poll|pthread|sched)\.h|sys/.*": r"(io|train|data)/.*|core/memory\.hpp|comm/detail/.*",
 }
 # The standard headers that cost the most stay out of what other people's programs include.
 HEAVY = {"memory", "functional", "ranges", "iostream", "chrono", "random", "regex", "filesystem", "sstream"}

@@ -14,6 +14,7 @@
 
 #include <tessera/core/scalar.hpp>
 #include <tessera/exec/space.hpp>
+#include <tessera/ops/detail/attention_shape.hpp>
 #include <tessera/ops/shapes.hpp>
 
 namespace tessera::inline TESSERA_ABI::ops {
@@ -31,19 +32,6 @@ template <class Backend>
 struct attention_on;
 
 namespace detail {
-
-struct attention_shape {
-  index_t batch, queries, keys, heads, key_heads, width;
-  index_t first_query;
-  float scale;
-  bool causal;
-
-  /// Keys that the query at `t` sees.
-  constexpr index_t visible(index_t t) const noexcept {
-    auto const last = first_query + t + 1;
-    return !causal || last > keys ? keys : last < 0 ? 0 : last;
-  }
-};
 
 template <storage_scalar T, memory_space M>
 attention_shape shape_of(view<T const, 4, M> q, view<T const, 4, M> k, view<T const, 4, M> v,

@@ -59,7 +59,7 @@ inline std::string rate_text(double value) {
 inline std::string progress_line(progress_values const& v) {
   auto const steps = std::to_string(v.steps);
   char text[256];
-  std::snprintf(text, sizeof text, "step %*lld/%s  loss %.4f", static_cast<int>(steps.size()),
+  std::snprintf(text, sizeof text, "step %*lld/%s  loss %.4f", narrow<int>(steps.size()),
                 static_cast<long long>(v.step), steps.c_str(), v.loss);
   std::string line = text;
   if (v.validation_loss >= 0) {

@@ -1,3 +1,4 @@
+/// A square root that loops can be vectorised over.
 #ifndef TESSERA_OPTIM_DETAIL_SQUARE_ROOT_HPP
 #define TESSERA_OPTIM_DETAIL_SQUARE_ROOT_HPP
 

@@ -9,7 +9,8 @@
 
 #include <cmath>
 
-#include <tessera/ops/attention.hpp>
+#include <tessera/exec/host.hpp>
+#include <tessera/ops/detail/attention_shape.hpp>
 #include <tessera/ops/elementary.hpp>
 #include <tessera/ops/host/detail/convert.hpp>
 #include <tessera/ops/host/detail/loops.hpp>
