@@ -4,6 +4,11 @@
 
 #include <tessera/ops/shapes.hpp>
 
+#include <filesystem>
+#include <set>
+#include <string>
+
+#include "ops/catalog.hpp"
 #include "support/thrown.hpp"
 
 using namespace tessera;
@@ -53,4 +58,25 @@ TEST_CASE("gaps between rows make a view that is not contiguous") {
       [] { ops::require_contiguous("cast", "in", matrix(4, 8).slice(1, 0, 4), site::here()); });
   CHECK(caught.id == "E-ops-003");
   CHECK(caught.says("strides [8, 1]"));
+}
+
+TEST_CASE("every operation's header stands in the catalog, and the catalog names no other") {
+  std::set<std::string> headers, described;
+  auto const folder = std::filesystem::path(TESSERA_TEST_SOURCE_DIR) / "include/tessera/ops";
+  for (auto const& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().extension() == ".hpp") headers.insert(entry.path().stem().string());
+  headers.erase("elementary"); // functions of one float
+  headers.erase("shapes");     // checks
+  for (auto const& operation : catalog::operations) described.insert(std::string(operation.header));
+  CHECK(headers == described);
+}
+
+TEST_CASE("the catalog's figures are usable: names differ, sizes and costs are positive") {
+  std::set<std::string_view> names;
+  for (auto const& operation : catalog::operations) {
+    CHECK(names.insert(operation.name).second);
+    CHECK(operation.bytes(operation.usual, 4) > 0);
+    CHECK(operation.flops(operation.usual) >= 0);
+    CHECK(operation.against_double.fp32 < operation.against_double.bf16);
+  }
 }
