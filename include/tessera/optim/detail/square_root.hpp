@@ -9,8 +9,8 @@
 
 namespace tessera::inline TESSERA_ABI::optim::detail {
 
-/// The square root of x >= 0 to one unit in the last place, without a branch or a call, so that a loop over it
-/// is vectorised. (std::sqrt sets errno, which forbids that unless a program is compiled with
+/// The square root of x >= 0 to one unit in the last place, without a branch or a call, so that a loop over
+/// it is vectorised. (std::sqrt sets errno, which forbids that unless a program is compiled with
 /// -fno-math-errno.) Infinity and NaN are their own roots. The root of a subnormal number (below 2^-126) may
 /// come out too small; it is below 2^-63 in any case, far below any epsilon that it is added to.
 ///
