@@ -73,7 +73,7 @@ void compare(sizes s, ops::attention_options options, int threads) {
   CAPTURE(s.heads);
   CAPTURE(s.key_heads);
   CAPTURE(s.width);
-  exec::host ex({.threads = threads});
+  exec::host ex({.threads = reference::threads(threads)});
   extents<4> const query_sizes{s.batch, s.queries, s.heads, s.width};
   extents<4> const key_sizes{s.batch, s.keys, s.key_heads, s.width};
   auto q = reference::normal<T, 4>(query_sizes, 1), d_out = reference::normal<T, 4>(query_sizes, 2);
@@ -141,7 +141,7 @@ TEST_CASE("nothing to attend to gives zeros, and nothing to compute is legal") {
 }
 
 TEST_CASE("slices of one packed tensor give what separate tensors give") {
-  exec::host ex({.threads = 2});
+  exec::host ex({.threads = reference::threads(2)});
   index_t const b = 2, t = 70, h = 3, d = 24;
   auto packed = reference::normal<float, 3>({b, t, 3 * h * d}, 9);
   tensor<float, 3> d_packed({b, t, 3 * h * d});
@@ -204,7 +204,7 @@ TEST_CASE("attention gives the same bits on any number of threads") {
   tensor<float, 4> out[2]{tensor<float, 4>(q.extents()), tensor<float, 4>(q.extents())};
   tensor<float, 4> dk[2]{tensor<float, 4>(k.extents()), tensor<float, 4>(k.extents())};
   for (int i = 0; i < 2; ++i) {
-    exec::host ex({.threads = i + 1});
+    exec::host ex({.threads = reference::threads(i + 1)});
     tensor<float, 3> sums({2, 4, 100});
     tensor<float, 4> dq(q.extents()), dv(k.extents());
     ops::attention(ex, out[i].view(), sums.view(), q, k, k);

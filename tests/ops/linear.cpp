@@ -95,7 +95,7 @@ void compare(Ex& ex, index_t m, index_t k, index_t n, activation form, bool with
 
 TEST_CASE_TEMPLATE("linear and its gradients are those of float64, by either policy", Ex, exec::host,
                    exec::basic_host<exec::portable_product>) {
-  Ex ex({.threads = 2});
+  Ex ex({.threads = reference::threads(2)});
   for (auto form : {activation::none, activation::gelu_tanh, activation::gelu_erf})
     for (bool with_bias : {false, true}) {
       compare<float, float>(ex, 1, 1, 1, form, with_bias);
@@ -109,7 +109,7 @@ TEST_CASE_TEMPLATE("linear and its gradients are those of float64, by either pol
 }
 
 TEST_CASE("more rows than one cache block join up") {
-  exec::host ex({.threads = 2});
+  exec::host ex({.threads = reference::threads(2)});
   compare<float, float>(ex, 530, 3, 4100, activation::gelu_tanh, true);
 }
 

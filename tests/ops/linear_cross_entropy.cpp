@@ -57,7 +57,7 @@ template <class T, class G>
 void compare(index_t rows, index_t width, index_t classes, ops::linear_cross_entropy_options options) {
   CAPTURE(rows);
   CAPTURE(options.chunk_rows);
-  exec::host ex({.threads = 2});
+  exec::host ex({.threads = reference::threads(2)});
   auto in = reference::normal<T, 2>({rows, width}, 1),
        weight = reference::normal<T, 2>({classes, width}, 2, 0.5f);
   auto targets = reference::integers(rows, static_cast<std::int32_t>(classes), 3);

@@ -86,14 +86,14 @@ constexpr shape hostile[] = {{0, 3, 2},    {3, 0, 2},     {3, 4, 0},   {1, 1, 1}
 
 TEST_CASE_TEMPLATE("products of fp32 are those of float64, by either policy", Ex, exec::host, portable) {
   for (int threads : {1, 2}) {
-    Ex ex({.threads = threads});
+    Ex ex({.threads = reference::threads(threads)});
     for (auto s : hostile)
       for (index_t gap : {0, 3}) compare<float, float, float>(ex, s.m, s.n, s.k, gap);
   }
 }
 
 TEST_CASE_TEMPLATE("storage types mix, and sums are fp32", Ex, exec::host, portable) {
-  Ex ex({.threads = 2});
+  Ex ex({.threads = reference::threads(2)});
   for (auto s : {shape{1, 37, 19}, shape{7, 17, 3}, shape{61, 67, 71}, shape{13, 29, 801}, shape{3, 4, 0}}) {
     compare<bf16, bf16, bf16>(ex, s.m, s.n, s.k, 1);
     compare<float, bf16, bf16>(ex, s.m, s.n, s.k, 0);
@@ -119,14 +119,14 @@ TEST_CASE_TEMPLATE("a product of bf16 into bf16 is rounded once, however long th
 }
 
 TEST_CASE_TEMPLATE("blocks larger than any cache block join up", Ex, exec::host, portable) {
-  Ex ex({.threads = 2});
+  Ex ex({.threads = reference::threads(2)});
   compare<float, float, float>(ex, 151, 1051, 5, 0);
   compare<float, float, float>(ex, 9, 17, 1201, 0);
   compare<bf16, bf16, bf16>(ex, 151, 70, 11, 0);
 }
 
 TEST_CASE_TEMPLATE("rows a multiple of 4 KiB apart", Ex, exec::host, portable) {
-  Ex ex({.threads = 2});
+  Ex ex({.threads = reference::threads(2)});
   auto a = reference::normal<float, 2>({8, 40}, 1), b = reference::normal<float, 2>({40, 1024}, 2);
   tensor<float, 2> c({8, 1024});
   auto const expected = exact(c.view(), a.view(), b.view(), {});
@@ -140,7 +140,7 @@ TEST_CASE("the portable product gives the same bits on any number of threads") {
     tensor<float, 2> c[3]{tensor<float, 2>({s.m, s.n}), tensor<float, 2>({s.m, s.n}),
                           tensor<float, 2>({s.m, s.n})};
     for (int i = 0; i < 3; ++i) {
-      portable ex({.threads = i + 1});
+      portable ex({.threads = reference::threads(i + 1)});
       ops::matmul(ex, c[i].view(), a.view(), b.view(), {.transpose_b = true});
       CHECK(max_relative_error(c[i], reference::doubles(c[0].span())) == 0);
     }
@@ -148,7 +148,7 @@ TEST_CASE("the portable product gives the same bits on any number of threads") {
 }
 
 TEST_CASE("batches multiply index by index, and a batch of none is legal") {
-  exec::host ex({.threads = 2});
+  exec::host ex({.threads = reference::threads(2)});
   auto a = reference::normal<float, 3>({3, 5, 7}, 1), b = reference::normal<float, 3>({3, 4, 7}, 2);
   tensor<float, 3> c({3, 5, 4});
   ops::matmul_batched(ex, c.view(), a.view(), b.view(), {.transpose_b = true});
@@ -185,7 +185,7 @@ TEST_CASE("infinities and NaN reach the product") {
 }
 
 TEST_CASE("a slower path is noted once") {
-  exec::host ex({.threads = 2});
+  exec::host ex({.threads = reference::threads(2)});
   auto a = reference::normal<bf16, 2>({70, 80}, 1), b = reference::normal<bf16, 2>({80, 90}, 2);
   tensor<bf16, 2> c({70, 90});
   ops::matmul(ex, c.view(), a.view(), b.view());

@@ -17,6 +17,15 @@ namespace reference {
 
 using tessera::index_t;
 
+/// As many threads as wanted where the build has OpenMP, else one.
+constexpr int threads([[maybe_unused]] int wanted) {
+#if defined(_OPENMP)
+  return wanted;
+#else
+  return 1;
+#endif
+}
+
 /// Normal numbers times `scale`, rounded to T: the same for the same seed.
 template <class T>
 void fill_normal(std::span<T> out, std::uint64_t seed, float scale = 1.0f) {

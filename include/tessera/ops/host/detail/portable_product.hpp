@@ -10,6 +10,7 @@
 #include <tessera/core/memory.hpp>
 #include <tessera/exec/host.hpp>
 #include <tessera/ops/host/detail/convert.hpp>
+#include <tessera/ops/host/detail/loops.hpp>
 #include <tessera/ops/host/detail/tile.hpp>
 
 namespace tessera::inline TESSERA_ABI::ops::host_detail {
@@ -120,7 +121,7 @@ struct product_buffers {
 
   /// At least `count` floats for each of `workers`.
   void reserve(int workers, index_t count) {
-    if (static_cast<int>(worker.size()) < workers) worker.resize(static_cast<std::size_t>(workers));
+    if (std::ssize(worker) < workers) worker.resize(static_cast<std::size_t>(workers));
     auto const bytes = count * static_cast<index_t>(sizeof(float));
     for (int w = 0; w < workers; ++w)
       if (worker[static_cast<std::size_t>(w)].bytes() < bytes)
@@ -200,6 +201,9 @@ struct product_by<exec::portable_product> {
       for (index_t i = 0; i < m && !accumulate; ++i) std::fill_n(&c(i, 0), n, C(0.0f));
       return;
     }
+    if (m <= few_rows && a.stride(1) == 1 && b.stride(0) == 1)
+      return multiply_few_rows(ex, c, a, b, accumulate);
+
     // Workers form a grid over c that makes each one pack as little as possible; small products stay alone.
     auto const tiles_m = (m + tuning::tile_rows - 1) / tuning::tile_rows;
     auto const tiles_n = (n + tuning::tile_columns - 1) / tuning::tile_columns;
@@ -234,6 +238,26 @@ struct product_by<exec::portable_product> {
             continue;
           }
         multiply_block(buffers.of(w), part, left_part, right_part, accumulate);
+      }
+    });
+  }
+
+private:
+  /// Up to here (a decoder's next token), panels of b would be used too seldom to pay for packing them.
+  static constexpr index_t few_rows = 2;
+
+  /// Dot products of rows of a with columns of b, both as they lie in memory: b is read once.
+  template <exec::host_space Ex, storage_scalar C, storage_scalar A, storage_scalar B>
+  static void multiply_few_rows(Ex& ex, view<C, 2> c, view<A const, 2> a, view<B const, 2> b,
+                                bool accumulate) {
+    auto const depth = a.extent(1);
+    for_rows(ex, c.extent(1), depth, [&](index_t column) {
+      auto const* right = b.data() + column * b.stride(1);
+      for (index_t row = 0; row < c.extent(0); ++row) {
+        auto const* left = a.data() + row * a.stride(0);
+        auto const dot =
+            sum(depth, [left, right](index_t k) { return widened(left[k]) * widened(right[k]); });
+        c(row, column) = C((accumulate ? widened(c(row, column)) : 0.0f) + dot);
       }
     });
   }

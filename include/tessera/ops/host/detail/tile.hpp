@@ -15,7 +15,7 @@ namespace tessera::inline TESSERA_ABI::ops::host_detail {
 struct product_tuning {
 #if defined(__AVX512F__)
   static constexpr int lanes = 16, tile_rows = 12;
-#elif defined(__AVX__)
+#elif defined(__AVX2__)
   static constexpr int lanes = 8, tile_rows = 6;
 #else
   static constexpr int lanes = 4, tile_rows = 6;
