@@ -151,7 +151,8 @@ private:
 /// - split(color, key): ranks of one color (>= 0) form a communicator, ordered by key, then by rank.
 /// - start_X(...) is X as a request. Its buffers are lent until wait() returns or test() is true; the spans
 ///   of counts are not. A request advances inside calls on its communicator: waits for requests come before
-///   anything else that other ranks need in order to go on. Requests may be waited for in any order.
+///   anything else that other ranks need in order to go on. Requests may be waited for in any order. All
+///   ranks use start_X, or all use X: the two do not meet.
 /// - all_reduce(value) returns the reduction of one value: a convenience for losses, counts, decisions.
 ///
 /// Errors: size_error, config_error (here and now, nothing sent); collective_mismatch (checked communicators:

@@ -33,7 +33,7 @@ public:
     t.letter = {0, 0, step, {}, mailbox::state::done};
     if (step.what == collective::send || step.what == collective::receive)
       mail_.post(t.letter);
-    else
+    else if (step.what != collective::broadcast) // the root has its data
       copy(step.out, step.in,
            (step.in_counts != nullptr ? *step.in_counts : step.count) * bytes_of(step.type));
   }

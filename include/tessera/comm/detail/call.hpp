@@ -81,12 +81,13 @@ struct signature {
   element type = element::bytes;
   reduction operation = reduction::sum;
   summation order = summation::native;
+  bool blocking = true;
   char place[64] = {}; // the caller's file:line
 
   friend bool agree(signature const& a, signature const& b) noexcept {
     return a.sequence == b.sequence && a.count == b.count && a.counts_digest == b.counts_digest &&
            a.root == b.root && a.what == b.what && a.type == b.type && a.operation == b.operation &&
-           a.order == b.order;
+           a.order == b.order && a.blocking == b.blocking;
   }
 };
 
@@ -106,7 +107,8 @@ inline std::uint64_t digest_of(void const* data, std::size_t bytes, std::uint64_
   return digest;
 }
 
-inline signature signature_of(call const& c, int ranks, std::int64_t sequence, std::uint64_t group) noexcept {
+inline signature signature_of(call const& c, int ranks, std::int64_t sequence, std::uint64_t group,
+                              bool blocking) noexcept {
   signature s;
   s.sequence = sequence;
   s.group = group;
@@ -119,6 +121,7 @@ inline signature signature_of(call const& c, int ranks, std::int64_t sequence, s
   s.type = c.type;
   s.operation = c.operation;
   s.order = c.order;
+  s.blocking = blocking;
   char const* file = c.where.file;
   for (auto const* p = file; *p != '\0'; ++p)
     if (*p == '/') file = p + 1;
@@ -128,7 +131,7 @@ inline signature signature_of(call const& c, int ranks, std::int64_t sequence, s
 
 /// "all_reduce (sum, rank_order) of 12 fp32 at solver.cpp:33 (collective 7 of its communicator)".
 inline std::string text_of(signature const& s) {
-  auto text = std::string(name_of(s.what));
+  auto text = std::string(s.blocking ? "" : "start_") + name_of(s.what);
   bool const reduces = s.what == collective::reduce || s.what == collective::all_reduce ||
                        s.what == collective::reduce_scatter;
   if (reduces) text += tessera::text_of(" (", name_of(s.operation), ", ", name_of(s.order), ")");

@@ -6,6 +6,7 @@
 #ifndef TESSERA_COMM_DETAIL_ENGINE_HPP
 #define TESSERA_COMM_DETAIL_ENGINE_HPP
 
+#include <tessera/comm/detail/agreement.hpp>
 #include <tessera/comm/detail/operation.hpp>
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
@@ -39,12 +40,13 @@ public:
 
   /// Whether a call of one step may go straight to the transport.
   bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
-
   op& begin(call const& c, bool blocking) {
     if (lost_)
       throw peer_failed("E-comm-016", c.where, name_of(c.what),
                         " on a communicator that an earlier failure or an abandoned request made useless");
     if (first_ != nullptr) progress();
+    if constexpr (direct_transport<T>)
+      if (blocking && plain_ && !c.is_point_to_point()) drain();
     auto& fresh = take(c, blocking);
     try {
       first_step(fresh);
@@ -62,7 +64,7 @@ public:
 
   /// Drives everything as far as it goes now. True if anything moved.
   bool progress() {
-    bool moved = false, clear = true; // clear: all earlier operations are settled
+    bool moved = false, clear = true; // all earlier operations are settled
     for (auto* each = first_; each != nullptr; each = each->next) {
       try {
         moved |= drive(*each, clear);
@@ -114,6 +116,13 @@ public:
 
   /// Frees a finished operation, and throws what it ended with.
   void free(op& one) {
+    if (!one.error && (one.lent_out != nullptr || one.lent_in != nullptr)) {
+      try {
+        give_back(one);
+      } catch (...) {
+        one.error = std::current_exception();
+      }
+    }
     auto const error = static_cast<std::exception_ptr&&>(one.error);
     one.error = nullptr;
     if (!one.in_transit) {
@@ -128,6 +137,8 @@ public:
     lost_ = true;
     one.finished = one.settled = true;
     one.error = nullptr;
+    one.lent_out = nullptr;
+    one.lent_in = nullptr;
     surrender(one);
     free(one);
   }
@@ -137,6 +148,18 @@ private:
   int rank() const noexcept { return transport.rank(); }
   int size() const noexcept { return transport.size(); }
 
+  /// Ends all collectives in flight. A blocking collective of the library goes on as one on all ranks (it
+  /// would not meet a non-blocking one), and while it blocks, none of those could advance.
+  void drain() {
+    typename T::patience patience(transport);
+    for (auto* each = first_; each != nullptr;)
+      if (each->request.is_point_to_point()) {
+        each = each->next;
+      } else {
+        if (!progress()) transport.pause(patience, each->sign, each->request.where);
+        each = first_;
+      }
+  }
   op& take(call const& c, bool blocking) {
     auto* fresh = spare_;
     if (fresh == nullptr)
@@ -173,7 +196,7 @@ private:
   void first_step(op& one) {
     auto& c = one.request;
     if (!c.is_point_to_point()) ++sequence;
-    if (signs_) one.sign = signature_of(c, size(), c.is_point_to_point() ? 0 : sequence, group);
+    if (signs_) one.sign = signature_of(c, size(), c.is_point_to_point() ? 0 : sequence, group, one.blocking);
     auto const tables = tables_of(one);
     room(one.tables, tables.bytes(), account, c.where);
     if (c.in_counts != nullptr) { // the caller may forget them
@@ -208,7 +231,6 @@ private:
         next_step(one);
         moved = true;
       } else {
-        if (one.lent_out != nullptr || one.lent_in != nullptr) give_back(one);
         if (one.delivers)
           copy(one.request.out, one.staged.data(), one.request.out_items * bytes_of(one.request.type));
         one.finished = moved = true;
@@ -222,10 +244,9 @@ private:
     step.sign = signs_ ? &one.sign : nullptr;
     step.where = one.request.where;
     one.settled = last;
-    if constexpr (direct_transport<T>) {
-      bool const alone = first_ == nullptr || (first_ == &one && last_ == &one);
-      if (one.blocking && plain_ && alone) return transport.run(step);
-    }
+    if constexpr (direct_transport<T>)
+      if (one.blocking && plain_ && (first_ == nullptr || !one.request.is_point_to_point()))
+        return transport.run(step);
     one.in_transit = true;
     try {
       transport.start(step, one.ticket);
@@ -247,17 +268,11 @@ private:
   void next_step(op& one) {
     switch (one.at) {
     case stage::signatures:
-      compare_signatures(one);
+      compare_signatures(signatures(one), size(), rank(), one.request.where);
       if (!one.request.has_own_counts()) return data_step(one);
-      {
-        one.at = stage::counts;
-        auto const bytes = 2 * size() * static_cast<index_t>(sizeof(index_t));
-        auto* all = table(one, tables_of(one).all_counts());
-        copy(at(all, bytes * rank()), one.request.in_counts, bytes);
-        return gather_bytes(one, all, bytes);
-      }
+      return counts_step(one);
     case stage::counts:
-      compare_counts(one);
+      compare_counts(table(one, tables_of(one).all_counts()), size(), one.sign, one.request.where);
       return data_step(one);
     case stage::data:
       return combine(one);
@@ -272,24 +287,13 @@ private:
     }
   }
 
-  void compare_signatures(op& one) {
-    auto const* all = signatures(one);
-    for (int r = 1; r < size(); ++r)
-      if (!agree(all[0], all[r]))
-        throw collective_mismatch("E-comm-010", one.request.where,
-                                  "ranks called different collectives: rank 0 ", text_of(all[0]), ", rank ",
-                                  r, " ", text_of(all[r]), "; this is rank ", rank());
+  void counts_step(op& one) {
+    one.at = stage::counts;
+    auto const bytes = 2 * size() * static_cast<index_t>(sizeof(index_t));
+    auto* all = table(one, tables_of(one).all_counts());
+    copy(at(all, bytes * rank()), one.request.in_counts, bytes);
+    gather_bytes(one, all, bytes);
   }
-  void compare_counts(op& one) {
-    auto const* all = table(one, tables_of(one).all_counts());
-    auto const p = index_t{size()};
-    for (index_t from = 0; from < p; ++from)
-      for (index_t to = 0; to < p; ++to)
-        if (auto sent = all[from * 2 * p + to], expected = all[to * 2 * p + p + from]; sent != expected)
-          throw collective_mismatch("E-comm-011", one.request.where, text_of(one.sign), ": rank ", from,
-                                    " sends ", sent, " elements to rank ", to, ", which expects ", expected);
-  }
-
   void data_step(op& one) {
     one.at = stage::data;
     auto const& c = one.request;
@@ -308,12 +312,12 @@ private:
       one.settled = true;
       return;
     }
-    one.small = c.what != collective::reduce_scatter && n * item <= whole_vector_bytes;
-    auto const mine = one.small ? n : my_items(one);
+    one.whole = c.what != collective::reduce_scatter && n * item <= whole_vector_bytes;
+    auto const mine = one.whole ? n : my_items(one);
     step.out = room(one.pieces, size() * mine * item, account, c.where);
     step.root = -1;
     step.in_counts = step.out_counts = nullptr;
-    if (one.small) {
+    if (one.whole) {
       step.what = collective::all_gather;
     } else {
       step.what = collective::all_to_all;
@@ -342,15 +346,15 @@ private:
   void* my_sum(op& one) const noexcept {
     auto const& c = one.request;
     if (c.what == collective::reduce && rank() != c.root) return one.pieces.data();
-    if (c.what == collective::reduce_scatter || one.small) return c.out;
+    if (c.what == collective::reduce_scatter || one.whole) return c.out;
     return at(c.out, slice_begin(c.in_items, size(), rank()) * bytes_of(c.type));
   }
 
   void combine(op& one) {
     auto const& c = one.request;
-    auto const mine = one.small ? c.in_items : my_items(one);
+    auto const mine = one.whole ? c.in_items : my_items(one);
     bool const exact = c.combine(my_sum(one), one.pieces.data(), mine, mine, size(), c.operation);
-    if (one.small) { // every rank has seen everything, and agrees on an overflow
+    if (one.whole) { // every rank has seen everything, and agrees on an overflow
       if (!exact) throw_overflow(one);
       one.at = stage::collect;
       one.settled = true;

@@ -90,6 +90,8 @@ struct world {
   std::vector<char> gone; // ranks whose function has ended
   std::string failure;    // of the first rank that failed; empty: none
   std::vector<std::weak_ptr<group>> groups;
+  std::vector<std::shared_ptr<group>>
+      forming; // not yet joined by all members: what befalls it is for them too
 
   std::shared_ptr<group> group_of(std::uint64_t id, std::vector<int> const& members);
   /// Rank `rank` has ended, by an exception if `why` is not empty: nobody need wait for it.
@@ -108,6 +110,7 @@ struct group {
   std::vector<int> const members;
   std::condition_variable changed;
   std::uint64_t epoch = 0;
+  int joined = 0;
   fate state = fate::fine;
   std::string why;
   std::vector<std::unique_ptr<round>> rounds;
@@ -196,7 +199,18 @@ inline std::shared_ptr<group> world::group_of(std::uint64_t id, std::vector<int>
       groups[kept++] = held;
     }
   groups.resize(kept);
-  if (!found) groups.push_back(found = std::make_shared<group>(*this, id, members));
+  if (!found) {
+    found = std::make_shared<group>(*this, id, members);
+    groups.push_back(found);
+    forming.push_back(found);
+  }
+  if (++found->joined == found->size())
+    for (auto& each : forming)
+      if (each == found) {
+        each.swap(forming.back());
+        forming.pop_back();
+        break;
+      }
   return found;
 }
 

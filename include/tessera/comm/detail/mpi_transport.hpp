@@ -7,7 +7,7 @@
 
 #include <sched.h>
 
-#include <tessera/comm/detail/missing.hpp>
+#include <tessera/comm/detail/agreement.hpp>
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 

@@ -73,7 +73,7 @@ struct operation {
   bool in_transit = false; // the ticket is in use
   bool settled = false;    // all steps are issued
   bool finished = false;
-  bool small = false;    // rank_order by whole vectors
+  bool whole = false;    // rank_order by whole vectors
   bool delivers = false; // `staged` holds the output of a native reduction
   std::exception_ptr error;
   int unwinding = 0; // exceptions in flight when it was made
@@ -93,7 +93,7 @@ struct operation {
     at = stage::data;
     steps = 0;
     blocking = is_blocking;
-    in_transit = settled = finished = small = delivers = false;
+    in_transit = settled = finished = whole = delivers = false;
     error = nullptr;
     unwinding = std::uncaught_exceptions();
     lent_out = nullptr;

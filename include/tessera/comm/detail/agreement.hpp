@@ -1,6 +1,6 @@
-/// Reads what ranks said they are doing: whom does a call that got stuck wait for?
-#ifndef TESSERA_COMM_DETAIL_MISSING_HPP
-#define TESSERA_COMM_DETAIL_MISSING_HPP
+/// Reads what ranks said they are doing: do they agree, and whom does a call that got stuck wait for?
+#ifndef TESSERA_COMM_DETAIL_AGREEMENT_HPP
+#define TESSERA_COMM_DETAIL_AGREEMENT_HPP
 
 #include <vector>
 
@@ -24,6 +24,24 @@ inline std::string missing_ranks(signature const& sign, int self, std::vector<si
                                 : std::string(" (it is in no call that waits)");
   }
   return missing.empty() ? "the transfer itself: all ranks have arrived" : missing;
+}
+
+/// `all`: the signature of each rank.
+inline void compare_signatures(signature const* all, int ranks, int self, site where) {
+  for (int r = 1; r < ranks; ++r)
+    if (!agree(all[0], all[r]))
+      throw collective_mismatch("E-comm-010", where, "ranks called different collectives: rank 0 ",
+                                text_of(all[0]), ", rank ", r, " ", text_of(all[r]), "; this is rank ", self);
+}
+
+/// `all`: of each rank, what it sends to each and what it expects from each.
+inline void compare_counts(index_t const* all, int ranks, signature const& sign, site where) {
+  auto const p = index_t{ranks};
+  for (index_t from = 0; from < p; ++from)
+    for (index_t to = 0; to < p; ++to)
+      if (auto sent = all[from * 2 * p + to], expected = all[to * 2 * p + p + from]; sent != expected)
+        throw collective_mismatch("E-comm-011", where, text_of(sign), ": rank ", from, " sends ", sent,
+                                  " elements to rank ", to, ", which expects ", expected);
 }
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail
