@@ -5,7 +5,7 @@ import sys
 from house import ROOT, Tree, build, includes, read_tree, run
 
 # Short names that C headers in wide use define: <complex.h>, <termios.h>, Windows' and Arduino's headers.
-POISON = ["I", "small", "near", "far", "B0", "B1", "PI", "DEBUG", "ERROR", "CHECK"]
+POISON = ["I", "small", "B0", "B1", "PI", "DEBUG", "ERROR", "CHECK"]
 this_build = build()
 
 

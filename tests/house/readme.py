@@ -7,9 +7,9 @@ from house import ROOT, build, check_run, judge, read_tree
 MARKED = re.compile(r"(?s)^[ \t]*// \[doc: minimal\][ \t]*\n(.*?)^[ \t]*// \[/doc\]", re.M)
 
 
-def fenced(text, language):
-    """Bodies of the fenced blocks of a language, with the places they start at."""
-    return [(m.start(), m.group(1)) for m in re.finditer(rf"(?ms)^```{language}\n(.*?)^```", text)]
+def fenced(text):
+    """(language, body) of each fenced block, in order."""
+    return re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", text)
 
 
 def program_of(tree):
@@ -19,12 +19,12 @@ def program_of(tree):
 
 def parts(tree):
     readme = tree.get("README.md", "")
-    programs = fenced(readme, r"(?:cpp|c\+\+)")
+    blocks = fenced(readme)
+    programs = [i for i, (language, _) in enumerate(blocks) if language == "cpp"]
     if not programs:
         return None, None, readme
-    place, program = programs[0]
-    outputs = [body for at, body in fenced(readme, "(?:text|console)?") if at > place]
-    return program, outputs[0] if outputs else None, readme
+    outputs = [body for language, body in blocks[programs[0] + 1:] if language in ("", "text")]
+    return blocks[programs[0]][1], outputs[0] if outputs else None, readme
 
 
 def rule(tree):
@@ -67,9 +67,9 @@ def edited(old, new):
 
 if "README.md" not in read_tree():
     sys.exit("there is no README.md")
-program, output, _ = parts(read_tree())
+_, shown, _ = parts(read_tree())
 judge(rule, {
     "another program": (edited("#include", "#include <vector>\n#include"), "is not that of"),
-    "another output": (edited(output or "\n", "something else\n"), "prints"),
+    "another output": (edited(shown or "\n", "something else\n"), "prints"),
     "a command that is not given": (edited("./tests/run.sh", "./tests/walk.sh"), "does not give"),
 })
