@@ -981,8 +981,7 @@ constexpr range shard_of(index_t n, index_t parts, index_t part, index_t granule
   auto const granules = n / granule + (n % granule != 0 ? 1 : 0);
   auto const border = [&](index_t p) {
     auto const before = granules / parts * p + (p < granules % parts ? p : granules % parts);
-    auto const at = before * granule;
-    return at < n ? at : n;
+    return before <= n / granule ? before * granule : n; // compared first: the product may pass 2^63 - 1
   };
   return {border(part), border(part + 1)};
 }
@@ -1046,6 +1045,9 @@ public:
       if (known.name == name) throw config_error("E-layout-002", where, "two parameters are named ", name);
     index_t size = 1;
     for (auto extent : shape) size = element_count<2>({size, extent}, where);
+    if (size > std::numeric_limits<index_t>::max() - alignment - block_size_)
+      throw size_error("E-layout-003", where, "the parameter ", name, " of ", size, " elements and the ",
+                       block_size_, " before it make a block of more than 2^63 - 1");
     parameters_.push_back({static_cast<std::string&&>(name), static_cast<std::vector<index_t>&&>(shape), kind,
                            start, block_size_, size});
     block_size_ += (size + alignment - 1) / alignment * alignment;
@@ -1574,20 +1576,6 @@ template <std::floating_point Sum = float, class Term>
   return sum_of_lanes(lane);
 }
 
-/// Two sums in one pass: term(i, a, b) adds to a and b.
-struct two_sums {
-  float first, second;
-};
-template <class Term>
-[[gnu::always_inline]] inline two_sums sum_two(index_t n, Term&& term) {
-  float a[lanes] = {}, b[lanes] = {};
-  index_t i = 0;
-  for (; i + lanes <= n; i += lanes)
-    for (int l = 0; l < lanes; ++l) term(i + l, a[l], b[l]);
-  for (int l = 0; i < n; ++i, ++l) term(i, a[l], b[l]);
-  return {sum_of_lanes(a), sum_of_lanes(b)};
-}
-
 /// The largest value(i) of [0, n), NaN left out; minus infinity for none.
 template <class Value>
 [[gnu::always_inline]] inline float maximum(index_t n, Value&& value) {
@@ -1656,6 +1644,29 @@ struct add_on<exec::host_backend> {
 
 #include <cmath>
 
+/// The sizes of one attention call, as its backends read them.
+#ifndef TESSERA_OPS_DETAIL_ATTENTION_SHAPE_HPP
+#define TESSERA_OPS_DETAIL_ATTENTION_SHAPE_HPP
+
+namespace tessera::inline TESSERA_ABI::ops::detail {
+
+struct attention_shape {
+  index_t batch, queries, keys, heads, key_heads, width;
+  index_t first_query;
+  float scale;
+  bool causal;
+
+  /// Keys that the query at `t` sees.
+  constexpr index_t visible(index_t t) const noexcept {
+    auto const last = first_query + t + 1;
+    return !causal || last > keys ? keys : last < 0 ? 0 : last;
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops::detail
+
+#endif
+
 namespace tessera::inline TESSERA_ABI::ops {
 
 struct attention_options {
@@ -1671,19 +1682,6 @@ template <class Backend>
 struct attention_on;
 
 namespace detail {
-
-struct attention_shape {
-  index_t batch, queries, keys, heads, key_heads, width;
-  index_t first_query;
-  float scale;
-  bool causal;
-
-  /// Keys that the query at `t` sees.
-  constexpr index_t visible(index_t t) const noexcept {
-    auto const last = first_query + t + 1;
-    return !causal || last > keys ? keys : last < 0 ? 0 : last;
-  }
-};
 
 template <storage_scalar T, memory_space M>
 attention_shape shape_of(view<T const, 4, M> q, view<T const, 4, M> k, view<T const, 4, M> v,
@@ -1993,7 +1991,7 @@ struct product_buffers {
 
   /// At least `count` floats for each of `workers`.
   void reserve(int workers, index_t count) {
-    if (static_cast<int>(worker.size()) < workers) worker.resize(static_cast<std::size_t>(workers));
+    if (std::ssize(worker) < workers) worker.resize(static_cast<std::size_t>(workers));
     auto const bytes = count * static_cast<index_t>(sizeof(float));
     for (int w = 0; w < workers; ++w)
       if (worker[static_cast<std::size_t>(w)].bytes() < bytes)
@@ -2073,6 +2071,9 @@ struct product_by<exec::portable_product> {
       for (index_t i = 0; i < m && !accumulate; ++i) std::fill_n(&c(i, 0), n, C(0.0f));
       return;
     }
+    if (m <= few_rows && a.stride(1) == 1 && b.stride(0) == 1)
+      return multiply_few_rows(ex, c, a, b, accumulate);
+
     // Workers form a grid over c that makes each one pack as little as possible; small products stay alone.
     auto const tiles_m = (m + tuning::tile_rows - 1) / tuning::tile_rows;
     auto const tiles_n = (n + tuning::tile_columns - 1) / tuning::tile_columns;
@@ -2107,6 +2108,26 @@ struct product_by<exec::portable_product> {
             continue;
           }
         multiply_block(buffers.of(w), part, left_part, right_part, accumulate);
+      }
+    });
+  }
+
+private:
+  /// Up to here (a decoder's next token), panels of b would be used too seldom to pay for packing them.
+  static constexpr index_t few_rows = 2;
+
+  /// Dot products of rows of a with columns of b, both as they lie in memory: b is read once.
+  template <exec::host_space Ex, storage_scalar C, storage_scalar A, storage_scalar B>
+  static void multiply_few_rows(Ex& ex, view<C, 2> c, view<A const, 2> a, view<B const, 2> b,
+                                bool accumulate) {
+    auto const depth = a.extent(1);
+    for_rows(ex, c.extent(1), depth, [&](index_t column) {
+      auto const* right = b.data() + column * b.stride(1);
+      for (index_t row = 0; row < c.extent(0); ++row) {
+        auto const* left = a.data() + row * a.stride(0);
+        auto const dot =
+            sum(depth, [left, right](index_t k) { return widened(left[k]) * widened(right[k]); });
+        c(row, column) = C((accumulate ? widened(c(row, column)) : 0.0f) + dot);
       }
     });
   }
@@ -3262,12 +3283,13 @@ struct norm_rows {
         auto const r = deviation(row);
         auto centre = 0.0f;
         if constexpr (Centred) centre = mean(row);
-        auto const sums = sum_two(width, [=](index_t i, float& h_sum, float& hn_sum) {
-          auto const h = static_cast<float>(dy[i]) * static_cast<float>(g[i]);
-          h_sum += h;
-          hn_sum += h * ((static_cast<float>(x[i]) - centre) * r);
-        });
-        auto const h_mean = Centred ? sums.first * share : 0.0f, hn_mean = sums.second * share;
+        // Two sums one after the other: in one loop g++ 12 leaves them scalar, three times slower.
+        auto const h_at = [=](index_t i) { return static_cast<float>(dy[i]) * static_cast<float>(g[i]); };
+        auto h_mean = 0.0f;
+        if constexpr (Centred) h_mean = sum(width, h_at) * share;
+        auto const hn_mean =
+            sum(width, [=](index_t i) { return h_at(i) * ((static_cast<float>(x[i]) - centre) * r); }) *
+            share;
         auto const write = [=](auto old_value) {
           TESSERA_SIMD()
           for (index_t i = 0; i < width; ++i) {
@@ -4609,7 +4631,8 @@ private:
 /// - split(color, key): ranks of one color (>= 0) form a communicator, ordered by key, then by rank.
 /// - start_X(...) is X as a request. Its buffers are lent until wait() returns or test() is true; the spans
 ///   of counts are not. A request advances inside calls on its communicator: waits for requests come before
-///   anything else that other ranks need in order to go on. Requests may be waited for in any order.
+///   anything else that other ranks need in order to go on. Requests may be waited for in any order. All
+///   ranks use start_X, or all use X: the two do not meet.
 /// - all_reduce(value) returns the reduction of one value: a convenience for losses, counts, decisions.
 ///
 /// Errors: size_error, config_error (here and now, nothing sent); collective_mismatch (checked communicators:
@@ -4771,12 +4794,13 @@ struct signature {
   element type = element::bytes;
   reduction operation = reduction::sum;
   summation order = summation::native;
+  bool blocking = true;
   char place[64] = {}; // the caller's file:line
 
   friend bool agree(signature const& a, signature const& b) noexcept {
     return a.sequence == b.sequence && a.count == b.count && a.counts_digest == b.counts_digest &&
            a.root == b.root && a.what == b.what && a.type == b.type && a.operation == b.operation &&
-           a.order == b.order;
+           a.order == b.order && a.blocking == b.blocking;
   }
 };
 
@@ -4796,7 +4820,8 @@ inline std::uint64_t digest_of(void const* data, std::size_t bytes, std::uint64_
   return digest;
 }
 
-inline signature signature_of(call const& c, int ranks, std::int64_t sequence, std::uint64_t group) noexcept {
+inline signature signature_of(call const& c, int ranks, std::int64_t sequence, std::uint64_t group,
+                              bool blocking) noexcept {
   signature s;
   s.sequence = sequence;
   s.group = group;
@@ -4809,6 +4834,7 @@ inline signature signature_of(call const& c, int ranks, std::int64_t sequence, s
   s.type = c.type;
   s.operation = c.operation;
   s.order = c.order;
+  s.blocking = blocking;
   char const* file = c.where.file;
   for (auto const* p = file; *p != '\0'; ++p)
     if (*p == '/') file = p + 1;
@@ -4818,7 +4844,7 @@ inline signature signature_of(call const& c, int ranks, std::int64_t sequence, s
 
 /// "all_reduce (sum, rank_order) of 12 fp32 at solver.cpp:33 (collective 7 of its communicator)".
 inline std::string text_of(signature const& s) {
-  auto text = std::string(name_of(s.what));
+  auto text = std::string(s.blocking ? "" : "start_") + name_of(s.what);
   bool const reduces = s.what == collective::reduce || s.what == collective::all_reduce ||
                        s.what == collective::reduce_scatter;
   if (reduces) text += tessera::text_of(" (", name_of(s.operation), ", ", name_of(s.order), ")");
@@ -5182,6 +5208,53 @@ private:
 #ifndef TESSERA_COMM_DETAIL_ENGINE_HPP
 #define TESSERA_COMM_DETAIL_ENGINE_HPP
 
+/// Reads what ranks said they are doing: do they agree, and whom does a call that got stuck wait for?
+#ifndef TESSERA_COMM_DETAIL_AGREEMENT_HPP
+#define TESSERA_COMM_DETAIL_AGREEMENT_HPP
+
+#include <vector>
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+/// "rank 2 (it is in barrier at ...), rank 3 (it is in no call that waits)", seen from rank `self`, which is
+/// in `sign`. A rank that answered from the same or a later collective has arrived.
+inline std::string missing_ranks(signature const& sign, int self, std::vector<signature> const& theirs,
+                                 std::vector<char> const& answered) {
+  bool const message = sign.what == collective::send || sign.what == collective::receive;
+  std::string missing;
+  for (int r = 0; r < narrow<int>(theirs.size()); ++r) {
+    auto const i = static_cast<std::size_t>(r);
+    if (r == self || (message && r != sign.root)) continue;
+    if (!message && answered[i] != 0 && (theirs[i].sequence > sign.sequence || agree(theirs[i], sign)))
+      continue;
+    missing += tessera::text_of(missing.empty() ? "rank " : ", rank ", r);
+    missing += answered[i] != 0 ? " (it is in " + text_of(theirs[i]) + ")"
+                                : std::string(" (it is in no call that waits)");
+  }
+  return missing.empty() ? "the transfer itself: all ranks have arrived" : missing;
+}
+
+/// `all`: the signature of each rank.
+inline void compare_signatures(signature const* all, int ranks, int self, site where) {
+  for (int r = 1; r < ranks; ++r)
+    if (!agree(all[0], all[r]))
+      throw collective_mismatch("E-comm-010", where, "ranks called different collectives: rank 0 ",
+                                text_of(all[0]), ", rank ", r, " ", text_of(all[r]), "; this is rank ", self);
+}
+
+/// `all`: of each rank, what it sends to each and what it expects from each.
+inline void compare_counts(index_t const* all, int ranks, signature const& sign, site where) {
+  auto const p = index_t{ranks};
+  for (index_t from = 0; from < p; ++from)
+    for (index_t to = 0; to < p; ++to)
+      if (auto sent = all[from * 2 * p + to], expected = all[to * 2 * p + p + from]; sent != expected)
+        throw collective_mismatch("E-comm-011", where, text_of(sign), ": rank ", from, " sends ", sent,
+                                  " elements to rank ", to, ", which expects ", expected);
+}
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
 /// How a call is carried out over a transport, written once for all models: signatures compared, buffers
 /// guarded, rank_order as exchange, sum and collect, and the order in which steps of several calls may go.
 #ifndef TESSERA_COMM_DETAIL_OPERATION_HPP
@@ -5255,7 +5328,7 @@ struct operation {
   bool in_transit = false; // the ticket is in use
   bool settled = false;    // all steps are issued
   bool finished = false;
-  bool small = false;    // rank_order by whole vectors
+  bool whole = false;    // rank_order by whole vectors
   bool delivers = false; // `staged` holds the output of a native reduction
   std::exception_ptr error;
   int unwinding = 0; // exceptions in flight when it was made
@@ -5275,7 +5348,7 @@ struct operation {
     at = stage::data;
     steps = 0;
     blocking = is_blocking;
-    in_transit = settled = finished = small = delivers = false;
+    in_transit = settled = finished = whole = delivers = false;
     error = nullptr;
     unwinding = std::uncaught_exceptions();
     lent_out = nullptr;
@@ -5386,12 +5459,13 @@ public:
 
   /// Whether a call of one step may go straight to the transport.
   bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
-
   op& begin(call const& c, bool blocking) {
     if (lost_)
       throw peer_failed("E-comm-016", c.where, name_of(c.what),
                         " on a communicator that an earlier failure or an abandoned request made useless");
     if (first_ != nullptr) progress();
+    if constexpr (direct_transport<T>)
+      if (blocking && plain_ && !c.is_point_to_point()) drain();
     auto& fresh = take(c, blocking);
     try {
       first_step(fresh);
@@ -5409,7 +5483,7 @@ public:
 
   /// Drives everything as far as it goes now. True if anything moved.
   bool progress() {
-    bool moved = false, clear = true; // clear: all earlier operations are settled
+    bool moved = false, clear = true; // all earlier operations are settled
     for (auto* each = first_; each != nullptr; each = each->next) {
       try {
         moved |= drive(*each, clear);
@@ -5461,6 +5535,13 @@ public:
 
   /// Frees a finished operation, and throws what it ended with.
   void free(op& one) {
+    if (!one.error && (one.lent_out != nullptr || one.lent_in != nullptr)) {
+      try {
+        give_back(one);
+      } catch (...) {
+        one.error = std::current_exception();
+      }
+    }
     auto const error = static_cast<std::exception_ptr&&>(one.error);
     one.error = nullptr;
     if (!one.in_transit) {
@@ -5475,6 +5556,8 @@ public:
     lost_ = true;
     one.finished = one.settled = true;
     one.error = nullptr;
+    one.lent_out = nullptr;
+    one.lent_in = nullptr;
     surrender(one);
     free(one);
   }
@@ -5484,6 +5567,18 @@ private:
   int rank() const noexcept { return transport.rank(); }
   int size() const noexcept { return transport.size(); }
 
+  /// Ends all collectives in flight. A blocking collective of the library goes on as one on all ranks (it
+  /// would not meet a non-blocking one), and while it blocks, none of those could advance.
+  void drain() {
+    typename T::patience patience(transport);
+    for (auto* each = first_; each != nullptr;)
+      if (each->request.is_point_to_point()) {
+        each = each->next;
+      } else {
+        if (!progress()) transport.pause(patience, each->sign, each->request.where);
+        each = first_;
+      }
+  }
   op& take(call const& c, bool blocking) {
     auto* fresh = spare_;
     if (fresh == nullptr)
@@ -5520,7 +5615,7 @@ private:
   void first_step(op& one) {
     auto& c = one.request;
     if (!c.is_point_to_point()) ++sequence;
-    if (signs_) one.sign = signature_of(c, size(), c.is_point_to_point() ? 0 : sequence, group);
+    if (signs_) one.sign = signature_of(c, size(), c.is_point_to_point() ? 0 : sequence, group, one.blocking);
     auto const tables = tables_of(one);
     room(one.tables, tables.bytes(), account, c.where);
     if (c.in_counts != nullptr) { // the caller may forget them
@@ -5555,7 +5650,6 @@ private:
         next_step(one);
         moved = true;
       } else {
-        if (one.lent_out != nullptr || one.lent_in != nullptr) give_back(one);
         if (one.delivers)
           copy(one.request.out, one.staged.data(), one.request.out_items * bytes_of(one.request.type));
         one.finished = moved = true;
@@ -5569,10 +5663,9 @@ private:
     step.sign = signs_ ? &one.sign : nullptr;
     step.where = one.request.where;
     one.settled = last;
-    if constexpr (direct_transport<T>) {
-      bool const alone = first_ == nullptr || (first_ == &one && last_ == &one);
-      if (one.blocking && plain_ && alone) return transport.run(step);
-    }
+    if constexpr (direct_transport<T>)
+      if (one.blocking && plain_ && (first_ == nullptr || !one.request.is_point_to_point()))
+        return transport.run(step);
     one.in_transit = true;
     try {
       transport.start(step, one.ticket);
@@ -5594,17 +5687,11 @@ private:
   void next_step(op& one) {
     switch (one.at) {
     case stage::signatures:
-      compare_signatures(one);
+      compare_signatures(signatures(one), size(), rank(), one.request.where);
       if (!one.request.has_own_counts()) return data_step(one);
-      {
-        one.at = stage::counts;
-        auto const bytes = 2 * size() * static_cast<index_t>(sizeof(index_t));
-        auto* all = table(one, tables_of(one).all_counts());
-        copy(at(all, bytes * rank()), one.request.in_counts, bytes);
-        return gather_bytes(one, all, bytes);
-      }
+      return counts_step(one);
     case stage::counts:
-      compare_counts(one);
+      compare_counts(table(one, tables_of(one).all_counts()), size(), one.sign, one.request.where);
       return data_step(one);
     case stage::data:
       return combine(one);
@@ -5619,24 +5706,13 @@ private:
     }
   }
 
-  void compare_signatures(op& one) {
-    auto const* all = signatures(one);
-    for (int r = 1; r < size(); ++r)
-      if (!agree(all[0], all[r]))
-        throw collective_mismatch("E-comm-010", one.request.where,
-                                  "ranks called different collectives: rank 0 ", text_of(all[0]), ", rank ",
-                                  r, " ", text_of(all[r]), "; this is rank ", rank());
+  void counts_step(op& one) {
+    one.at = stage::counts;
+    auto const bytes = 2 * size() * static_cast<index_t>(sizeof(index_t));
+    auto* all = table(one, tables_of(one).all_counts());
+    copy(at(all, bytes * rank()), one.request.in_counts, bytes);
+    gather_bytes(one, all, bytes);
   }
-  void compare_counts(op& one) {
-    auto const* all = table(one, tables_of(one).all_counts());
-    auto const p = index_t{size()};
-    for (index_t from = 0; from < p; ++from)
-      for (index_t to = 0; to < p; ++to)
-        if (auto sent = all[from * 2 * p + to], expected = all[to * 2 * p + p + from]; sent != expected)
-          throw collective_mismatch("E-comm-011", one.request.where, text_of(one.sign), ": rank ", from,
-                                    " sends ", sent, " elements to rank ", to, ", which expects ", expected);
-  }
-
   void data_step(op& one) {
     one.at = stage::data;
     auto const& c = one.request;
@@ -5655,12 +5731,12 @@ private:
       one.settled = true;
       return;
     }
-    one.small = c.what != collective::reduce_scatter && n * item <= whole_vector_bytes;
-    auto const mine = one.small ? n : my_items(one);
+    one.whole = c.what != collective::reduce_scatter && n * item <= whole_vector_bytes;
+    auto const mine = one.whole ? n : my_items(one);
     step.out = room(one.pieces, size() * mine * item, account, c.where);
     step.root = -1;
     step.in_counts = step.out_counts = nullptr;
-    if (one.small) {
+    if (one.whole) {
       step.what = collective::all_gather;
     } else {
       step.what = collective::all_to_all;
@@ -5689,15 +5765,15 @@ private:
   void* my_sum(op& one) const noexcept {
     auto const& c = one.request;
     if (c.what == collective::reduce && rank() != c.root) return one.pieces.data();
-    if (c.what == collective::reduce_scatter || one.small) return c.out;
+    if (c.what == collective::reduce_scatter || one.whole) return c.out;
     return at(c.out, slice_begin(c.in_items, size(), rank()) * bytes_of(c.type));
   }
 
   void combine(op& one) {
     auto const& c = one.request;
-    auto const mine = one.small ? c.in_items : my_items(one);
+    auto const mine = one.whole ? c.in_items : my_items(one);
     bool const exact = c.combine(my_sum(one), one.pieces.data(), mine, mine, size(), c.operation);
-    if (one.small) { // every rank has seen everything, and agrees on an overflow
+    if (one.whole) { // every rank has seen everything, and agrees on an overflow
       if (!exact) throw_overflow(one);
       one.at = stage::collect;
       one.settled = true;
@@ -6097,36 +6173,6 @@ struct mpi_options {
 #define TESSERA_COMM_DETAIL_MPI_TRANSPORT_HPP
 
 #include <sched.h>
-
-/// Reads what ranks said they are doing: whom does a call that got stuck wait for?
-#ifndef TESSERA_COMM_DETAIL_MISSING_HPP
-#define TESSERA_COMM_DETAIL_MISSING_HPP
-
-#include <vector>
-
-namespace tessera::inline TESSERA_ABI::comm::detail {
-
-/// "rank 2 (it is in barrier at ...), rank 3 (it is in no call that waits)", seen from rank `self`, which is
-/// in `sign`. A rank that answered from the same or a later collective has arrived.
-inline std::string missing_ranks(signature const& sign, int self, std::vector<signature> const& theirs,
-                                 std::vector<char> const& answered) {
-  bool const message = sign.what == collective::send || sign.what == collective::receive;
-  std::string missing;
-  for (int r = 0; r < narrow<int>(theirs.size()); ++r) {
-    auto const i = static_cast<std::size_t>(r);
-    if (r == self || (message && r != sign.root)) continue;
-    if (!message && answered[i] != 0 && (theirs[i].sequence > sign.sequence || agree(theirs[i], sign)))
-      continue;
-    missing += tessera::text_of(missing.empty() ? "rank " : ", rank ", r);
-    missing += answered[i] != 0 ? " (it is in " + text_of(theirs[i]) + ")"
-                                : std::string(" (it is in no call that waits)");
-  }
-  return missing.empty() ? "the transfer itself: all ranks have arrived" : missing;
-}
-
-} // namespace tessera::inline TESSERA_ABI::comm::detail
-
-#endif
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
@@ -6835,6 +6881,8 @@ struct world {
   std::vector<char> gone; // ranks whose function has ended
   std::string failure;    // of the first rank that failed; empty: none
   std::vector<std::weak_ptr<group>> groups;
+  std::vector<std::shared_ptr<group>>
+      forming; // not yet joined by all members: what befalls it is for them too
 
   std::shared_ptr<group> group_of(std::uint64_t id, std::vector<int> const& members);
   /// Rank `rank` has ended, by an exception if `why` is not empty: nobody need wait for it.
@@ -6853,6 +6901,7 @@ struct group {
   std::vector<int> const members;
   std::condition_variable changed;
   std::uint64_t epoch = 0;
+  int joined = 0;
   fate state = fate::fine;
   std::string why;
   std::vector<std::unique_ptr<round>> rounds;
@@ -6941,7 +6990,18 @@ inline std::shared_ptr<group> world::group_of(std::uint64_t id, std::vector<int>
       groups[kept++] = held;
     }
   groups.resize(kept);
-  if (!found) groups.push_back(found = std::make_shared<group>(*this, id, members));
+  if (!found) {
+    found = std::make_shared<group>(*this, id, members);
+    groups.push_back(found);
+    forming.push_back(found);
+  }
+  if (++found->joined == found->size())
+    for (auto& each : forming)
+      if (each == found) {
+        each.swap(forming.back());
+        forming.pop_back();
+        break;
+      }
   return found;
 }
 
@@ -9878,6 +9938,7 @@ inline token_dataset::parts token_dataset::split(double validation_fraction, sit
 
 #include <cmath>
 
+/// A square root that loops can be vectorised over.
 #ifndef TESSERA_OPTIM_DETAIL_SQUARE_ROOT_HPP
 #define TESSERA_OPTIM_DETAIL_SQUARE_ROOT_HPP
 
@@ -9886,8 +9947,8 @@ inline token_dataset::parts token_dataset::split(double validation_fraction, sit
 
 namespace tessera::inline TESSERA_ABI::optim::detail {
 
-/// The square root of x >= 0 to one unit in the last place, without a branch or a call, so that a loop over it
-/// is vectorised. (std::sqrt sets errno, which forbids that unless a program is compiled with
+/// The square root of x >= 0 to one unit in the last place, without a branch or a call, so that a loop over
+/// it is vectorised. (std::sqrt sets errno, which forbids that unless a program is compiled with
 /// -fno-math-errno.) Infinity and NaN are their own roots. The root of a subnormal number (below 2^-126) may
 /// come out too small; it is below 2^-63 in any case, far below any epsilon that it is added to.
 ///
@@ -12795,6 +12856,7 @@ struct settings {
   index_t validate_every = 100;
   index_t validation_samples = 64;
   index_t log_every = 1;
+  bool measure_peak = true;
   index_t sample_tokens = 200;
   std::string prompt = "In the beginning";
 
@@ -12929,6 +12991,10 @@ inline constexpr field fields[] = {
      0, 1e12},
     {"Run", "log_every", &settings::log_every, "Steps between lines of the log (not on a terminal).",
      binding::free, 1, 1e12},
+    {"Run", "measure_peak", &settings::measure_peak,
+     "Measure at the start how fast large matrix products are here, to show the share of it that training "
+     "reaches. false saves about a second.",
+     binding::free},
     {"Run", "sample_tokens", &settings::sample_tokens, "Tokens of text to write at the end. 0: none.",
      binding::free, 0, 1e9},
     {"Run", "prompt", &settings::prompt, "What that text begins with.", binding::free},
@@ -14638,7 +14704,7 @@ inline std::string rate_text(double value) {
 inline std::string progress_line(progress_values const& v) {
   auto const steps = std::to_string(v.steps);
   char text[256];
-  std::snprintf(text, sizeof text, "step %*lld/%s  loss %.4f", static_cast<int>(steps.size()),
+  std::snprintf(text, sizeof text, "step %*lld/%s  loss %.4f", narrow<int>(steps.size()),
                 static_cast<long long>(v.step), steps.c_str(), v.loss);
   std::string line = text;
   if (v.validation_loss >= 0) {
@@ -14796,7 +14862,6 @@ namespace tessera::inline TESSERA_ABI::train {
 struct trainer_options {
   std::FILE* out = nullptr; ///< Where rank 0 shows progress; null: nowhere.
   bool terminal = false;    ///< Redraw one line instead of printing many.
-  bool measure_peak = true; ///< Half a second at the start, for the share of the matrix peak.
 };
 
 /// T is the storage type of weights and activations; gradients are summed in fp32.
@@ -14828,7 +14893,7 @@ public:
     comm_.meter().time_calls(true);
     initialise();
     resume(where);
-    if (options_.measure_peak) peak_ = comm_.all_reduce(matrix_peak<T>(ex_));
+    if (settings_.measure_peak) peak_ = comm_.all_reduce(matrix_peak<T>(ex_));
     for (auto const& note : ex_.notes()) shown_.note(note);
   }
 
