@@ -55,20 +55,6 @@ template <std::floating_point Sum = float, class Term>
   return sum_of_lanes(lane);
 }
 
-/// Two sums in one pass: term(i, a, b) adds to a and b.
-struct two_sums {
-  float first, second;
-};
-template <class Term>
-[[gnu::always_inline]] inline two_sums sum_two(index_t n, Term&& term) {
-  float a[lanes] = {}, b[lanes] = {};
-  index_t i = 0;
-  for (; i + lanes <= n; i += lanes)
-    for (int l = 0; l < lanes; ++l) term(i + l, a[l], b[l]);
-  for (int l = 0; i < n; ++i, ++l) term(i, a[l], b[l]);
-  return {sum_of_lanes(a), sum_of_lanes(b)};
-}
-
 /// The largest value(i) of [0, n), NaN left out; minus infinity for none.
 template <class Value>
 [[gnu::always_inline]] inline float maximum(index_t n, Value&& value) {
