@@ -6,6 +6,7 @@ from house import is_inner, judge
 # Headers that are tested where they are used.
 TESTED_ELSEWHERE = {
     "include/tessera/tessera.hpp": "includes the others; tests/house/single_header.py and tests/compile",
+    "include/tessera/comm/communicator.hpp": "a concept; each model runs tests/comm/conformance.hpp",
     "include/tessera/exec/space.hpp": "a concept; tests/misuse/space_fail.cpp",
     "include/tessera/core/version.hpp": "tests/house/version.py",
     "include/tessera/core/abi.hpp": "tests/house/abi.py",
