@@ -51,8 +51,7 @@ public:
     try {
       first_step(fresh);
     } catch (...) {
-      fresh.error = std::current_exception();
-      fresh.finished = fresh.settled = true;
+      end_with_error(fresh);
     }
     if (!fresh.finished) {
       (last_ == nullptr ? first_ : last_->next) = &fresh;
@@ -69,9 +68,8 @@ public:
       try {
         moved |= drive(*each, clear);
       } catch (...) {
-        each->error = std::current_exception();
-        each->finished = each->settled = moved = true;
-        each->in_transit = false;
+        end_with_error(*each);
+        moved = true;
       }
       clear = clear && each->settled;
     }
@@ -88,9 +86,7 @@ public:
             transport.wait(one.ticket);
             one.in_transit = false;
           } catch (...) {
-            one.error = std::current_exception();
-            one.finished = one.settled = true;
-            one.in_transit = false;
+            end_with_error(one);
             unlink_finished();
             break;
           }
@@ -104,10 +100,9 @@ public:
           try {
             transport.pause(patience, one.sign, one.request.where);
           } catch (...) {
-            one.error = std::current_exception();
-            one.finished = one.settled = true;
+            end_with_error(one);
             lost_ = true;
-            surrender(one);
+            unlink_finished();
           }
         }
     }
@@ -135,11 +130,10 @@ public:
   /// Gives an operation up: its peers cannot finish, nor can this communicator go on.
   void abandon(op& one) noexcept {
     lost_ = true;
-    one.finished = one.settled = true;
+    one.forget_loans();
     one.error = nullptr;
-    one.lent_out = nullptr;
-    one.lent_in = nullptr;
-    surrender(one);
+    give_up(one);
+    unlink_finished();
     free(one);
   }
   void lose() noexcept { lost_ = true; }
@@ -169,9 +163,13 @@ private:
     fresh->reset(c, blocking);
     return *fresh;
   }
-  void surrender(op& one) noexcept {
+  void end_with_error(op& one) noexcept {
+    one.error = std::current_exception();
+    give_up(one);
+  }
+  void give_up(op& one) noexcept {
+    one.finished = one.settled = true;
     if (one.in_transit) one.in_transit = !transport.abandon(one.ticket);
-    unlink_finished();
   }
   void unlink_finished() noexcept {
     last_ = nullptr;
@@ -247,13 +245,9 @@ private:
     if constexpr (direct_transport<T>)
       if (one.blocking && plain_ && (first_ == nullptr || !one.request.is_point_to_point()))
         return transport.run(step);
+    one.in_transit = false; // until it has begun
+    transport.start(step, one.ticket);
     one.in_transit = true;
-    try {
-      transport.start(step, one.ticket);
-    } catch (...) {
-      one.in_transit = false;
-      throw;
-    }
   }
   /// Every rank's `bytes`, in place in `all`.
   void gather_bytes(op& one, void* all, index_t bytes) {

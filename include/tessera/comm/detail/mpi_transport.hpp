@@ -87,6 +87,7 @@ public:
   }
   void start(transfer const& t, ticket& k) {
     k.what = t;
+    k.pending = MPI_REQUEST_NULL;
     check_mpi(post(t, &k.pending, k.tables), name_of(t.what), t.where);
   }
   bool test(ticket& k) {
@@ -113,6 +114,7 @@ public:
 
   /// Only a receive can be cancelled; other transfers stay MPI's, buffers included.
   bool abandon(ticket& k) noexcept {
+    if (k.pending == MPI_REQUEST_NULL) return true;
     return k.what.what == collective::receive && MPI_Cancel(&k.pending) == MPI_SUCCESS &&
            MPI_Wait(&k.pending, MPI_STATUS_IGNORE) == MPI_SUCCESS;
   }

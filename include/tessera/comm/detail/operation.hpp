@@ -96,10 +96,13 @@ struct operation {
     in_transit = settled = finished = whole = delivers = false;
     error = nullptr;
     unwinding = std::uncaught_exceptions();
+    forget_loans();
+    next = nullptr;
+  }
+  void forget_loans() noexcept {
     lent_out = nullptr;
     lent_in = nullptr;
     lent_out_bytes = lent_in_bytes = 0;
-    next = nullptr;
   }
   bool in_rank_order() const noexcept {
     return request.reduces() && (request.order == summation::rank_order || !T::reduces);
