@@ -30,11 +30,12 @@ tensor<std::int32_t, 1> some_targets(index_t rows, index_t classes) {
 TEST_CASE_TEMPLATE("losses and gradients agree with double, with and without smoothing and z-loss", T, float,
                    bf16, fp16) {
   exec::host ex({.threads = 2});
-  for (auto [rows, classes] : {shape{0, 5}, {1, 1}, {4, 2}, {7, 129}, {67, 17}, {2, 2048}, {2, 2053}})
+  for (auto const size : {shape{0, 5}, {1, 1}, {4, 2}, {7, 129}, {67, 17}, {2, 2048}, {2, 2053}})
     for (auto const& options : {ops::cross_entropy_options{},
                                 {.label_smoothing = 0.1f, .gradient_scale = 3.0f},
                                 {.label_smoothing = 1.0f},
                                 {.label_smoothing = 0.2f, .z_loss = 1e-2f, .gradient_scale = 0.5f}}) {
+      auto const rows = size.rows, classes = size.width;
       CAPTURE(rows);
       CAPTURE(classes);
       auto const x = reference::normal<T, 2>({rows, classes}, 1, 3.0f);

@@ -26,7 +26,8 @@ TEST_CASE_TEMPLATE("rms_norm and its backward agree with double, with rows apart
   using T = typename P::T;
   using G = typename P::G;
   exec::host ex({.threads = 2});
-  for (auto [rows, width] : shapes) {
+  for (auto const size : shapes) {
+    auto const rows = size.rows, width = size.width;
     CAPTURE(rows);
     CAPTURE(width);
     auto const epsilon = 1e-3f;
@@ -67,7 +68,8 @@ TEST_CASE_TEMPLATE("rms_norm and its backward agree with double, with rows apart
 
 TEST_CASE_TEMPLATE("residual_rms_norm is add, then rms_norm, bit for bit", T, float, bf16) {
   exec::host ex({.threads = 2});
-  for (auto [rows, width] : shapes) {
+  for (auto const size : shapes) {
+    auto const rows = size.rows, width = size.width;
     auto a = reference::normal<T, 2>({rows, width}, 1), b = reference::normal<T, 2>({rows, width}, 2);
     auto const gain = reference::normal<T, 1>({width}, 3);
     tensor<T, 2> sum({rows, width}), expected_sum({rows, width}), out({rows, width}), expected({rows, width});

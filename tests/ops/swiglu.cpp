@@ -18,7 +18,8 @@ numbers exact_swiglu(numbers const& row) {
 TEST_CASE_TEMPLATE("swiglu and its backward agree with double, packed, with rows apart and in place", T,
                    float, bf16, fp16) {
   exec::host ex({.threads = 2});
-  for (auto [rows, width] : shapes) {
+  for (auto const size : shapes) {
+    auto const rows = size.rows, width = size.width;
     CAPTURE(rows);
     CAPTURE(width);
     auto const gate_up = reference::normal<T, 2>({rows, 2 * width}, 1, 2.0f),
