@@ -36,8 +36,8 @@ enum class left { rows_adjacent, depth_adjacent };
 /// k) of a is a[k * a_stride + row] where rows are adjacent, a[row * a_stride + k] where depth is. Loops over
 /// constants are unrolled by hand (folds), so that the sums stay in registers at every optimisation level.
 template <left Left>
-[[gnu::noinline]] inline void multiply_tile(float* c, index_t c_stride, bool add, index_t depth, float const* a,
-                          index_t a_stride, float const* b) noexcept {
+[[gnu::noinline]] inline void multiply_tile(float* c, index_t c_stride, bool add, index_t depth,
+                                            float const* a, index_t a_stride, float const* b) noexcept {
   constexpr int rows = product_tuning::tile_rows, lanes = product_tuning::lanes;
   static_assert(product_tuning::tile_vectors == 2);
   auto const load = [](float const* from) {
