@@ -67,6 +67,7 @@ struct settings {
   index_t validate_every = 100;
   index_t validation_samples = 64;
   index_t log_every = 1;
+  bool measure_peak = true;
   index_t sample_tokens = 200;
   std::string prompt = "In the beginning";
 
@@ -201,6 +202,10 @@ inline constexpr field fields[] = {
      0, 1e12},
     {"Run", "log_every", &settings::log_every, "Steps between lines of the log (not on a terminal).",
      binding::free, 1, 1e12},
+    {"Run", "measure_peak", &settings::measure_peak,
+     "Measure at the start how fast large matrix products are here, to show the share of it that training "
+     "reaches. false saves about a second.",
+     binding::free},
     {"Run", "sample_tokens", &settings::sample_tokens, "Tokens of text to write at the end. 0: none.",
      binding::free, 0, 1e9},
     {"Run", "prompt", &settings::prompt, "What that text begins with.", binding::free},

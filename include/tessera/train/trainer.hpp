@@ -34,7 +34,6 @@ namespace tessera::inline TESSERA_ABI::train {
 struct trainer_options {
   std::FILE* out = nullptr; ///< Where rank 0 shows progress; null: nowhere.
   bool terminal = false;    ///< Redraw one line instead of printing many.
-  bool measure_peak = true; ///< Half a second at the start, for the share of the matrix peak.
 };
 
 /// T is the storage type of weights and activations; gradients are summed in fp32.
@@ -66,7 +65,7 @@ public:
     comm_.meter().time_calls(true);
     initialise();
     resume(where);
-    if (options_.measure_peak) peak_ = comm_.all_reduce(matrix_peak<T>(ex_));
+    if (settings_.measure_peak) peak_ = comm_.all_reduce(matrix_peak<T>(ex_));
     for (auto const& note : ex_.notes()) shown_.note(note);
   }
 
