@@ -1,5 +1,6 @@
 // Turns the raw output of the benchmark programs (DIR/raw/*.json) into three files: report.json, a list of
-// {name, value, unit, kind, peer, ratio, noise}; report.md, the same as a table; report.svg, the ratios as bars.
+// {name, value, unit, kind, peer, ratio, noise}; report.md, the same as a table; report.svg, the ratios as
+// bars.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -55,10 +56,14 @@ std::string fixed(double value, int digits) {
 std::string escaped(std::string const& text) {
   std::string result;
   for (char c : text) {
-    if (c == '<') result += "&lt;";
-    else if (c == '>') result += "&gt;";
-    else if (c == '&') result += "&amp;";
-    else result += c;
+    if (c == '<')
+      result += "&lt;";
+    else if (c == '>')
+      result += "&gt;";
+    else if (c == '&')
+      result += "&amp;";
+    else
+      result += c;
   }
   return result;
 }
@@ -75,10 +80,11 @@ void write_table(std::filesystem::path const& file, std::vector<row> const& rows
       if ((r.kind == "share_of_limit") != share) continue;
       if (!any)
         out << "\n### " << (share ? "Against the machine: " : "Against a peer: ") << meaning[share ? 0 : 1]
-            << "\n\n| benchmark | ratio | noise | " << (share ? "limit" : "peer") << " | time |\n|---|---|---|---|---|\n";
+            << "\n\n| benchmark | ratio | noise | " << (share ? "limit" : "peer")
+            << " | time |\n|---|---|---|---|---|\n";
       any = true;
-      out << "| " << r.name << " | " << fixed(r.ratio, 3) << " | ±" << fixed(r.noise, 3) << " | " << r.peer << " | "
-          << fixed(r.value, 3) << " " << r.unit << " |\n";
+      out << "| " << r.name << " | " << fixed(r.ratio, 3) << " | ±" << fixed(r.noise, 3) << " | " << r.peer
+          << " | " << fixed(r.value, 3) << " " << r.unit << " |\n";
     }
   }
   if (!out.flush()) throw std::runtime_error("cannot write " + file.string());
@@ -91,17 +97,19 @@ void write_bars(std::filesystem::path const& file, std::vector<row> const& rows)
   out << "<svg xmlns='http://www.w3.org/2000/svg' width='" << left + width + 90 << "' height='" << height
       << "' font-family='sans-serif' font-size='12'>\n<rect width='100%' height='100%' fill='white'/>\n"
       << "<text x='12' y='22' font-size='15' font-weight='bold'>Tessera beside its limits and peers</text>\n"
-      << "<text x='12' y='40' fill='#555'><tspan fill='#2a7f62'>■</tspan> share of the machine's limit (more is "
+      << "<text x='12' y='40' fill='#555'><tspan fill='#2a7f62'>■</tspan> share of the machine's limit (more "
+         "is "
          "better)   <tspan fill='#3b6ea8'>■</tspan> time over the peer's (less is better)</text>\n";
   auto const scale = [&](double ratio) { return width * std::min(ratio, 2.0) / 2.0; };
   int y = 54;
   for (auto const& r : rows) {
     bool const share = r.kind == "share_of_limit";
-    out << "<text x='" << left - 8 << "' y='" << y + 13 << "' text-anchor='end'>" << escaped(r.name) << "</text>"
+    out << "<text x='" << left - 8 << "' y='" << y + 13 << "' text-anchor='end'>" << escaped(r.name)
+        << "</text>"
         << "<rect x='" << left << "' y='" << y + 3 << "' width='" << fixed(scale(r.ratio), 1)
         << "' height='13' rx='2' fill='" << (share ? "#2a7f62" : "#3b6ea8") << "'/>"
-        << "<text x='" << fixed(left + scale(r.ratio) + 6, 1) << "' y='" << y + 13 << "'>" << fixed(r.ratio, 2)
-        << "</text>\n";
+        << "<text x='" << fixed(left + scale(r.ratio) + 6, 1) << "' y='" << y + 13 << "'>"
+        << fixed(r.ratio, 2) << "</text>\n";
     y += line;
   }
   out << "<line x1='" << left + width / 2 << "' x2='" << left + width / 2 << "' y1='50' y2='" << y + 4
@@ -121,8 +129,13 @@ int main(int argc, char** argv) try {
   if (rows.empty()) throw std::runtime_error("no benchmark printed a ratio");
   json list = json::array();
   for (auto const& r : rows)
-    list.push_back({{"name", r.name}, {"value", r.value}, {"unit", r.unit}, {"kind", r.kind}, {"peer", r.peer},
-                    {"ratio", r.ratio}, {"noise", r.noise}});
+    list.push_back({{"name", r.name},
+                    {"value", r.value},
+                    {"unit", r.unit},
+                    {"kind", r.kind},
+                    {"peer", r.peer},
+                    {"ratio", r.ratio},
+                    {"noise", r.noise}});
   std::ofstream out(folder / "report.json");
   out << list.dump(2) << '\n';
   if (!out.flush()) throw std::runtime_error("cannot write report.json");

@@ -1,6 +1,7 @@
 // requires: mpi
 // Each collective of comm::mpi beside the bare MPI call on the same buffers, and the price of summing in rank
-// order beside the MPI library's own reduction. Run under mpiexec; every rank runs the same fixed number of turns.
+// order beside the MPI library's own reduction. Run under mpiexec; every rank runs the same fixed number of
+// turns.
 #include <mpi.h>
 
 #include <tessera/comm/mpi.hpp>
@@ -14,8 +15,12 @@ using namespace tessera;
 constexpr index_t sizes_in_bytes[] = {4 << 10, 64 << 10, 1 << 20, 16 << 20};
 
 /// Calls in one timed turn: enough that the clock's grain and a single late rank do not show.
-index_t calls_of(index_t bytes) { return std::max<index_t>(1, (256 << 10) / bytes); }
-index_t turns_of(index_t bytes) { return bytes <= (1 << 20) ? 300 : 40; }
+index_t calls_of(index_t bytes) {
+  return std::max<index_t>(1, (256 << 10) / bytes);
+}
+index_t turns_of(index_t bytes) {
+  return bytes <= (1 << 20) ? 300 : 40;
+}
 
 template <class Ours, class Peer>
 void compare(benchmark::State& state, index_t bytes, std::string const& peer, Ours ours, Peer bare) {
@@ -61,36 +66,42 @@ void register_all(comm::mpi& ranks) {
 
     add("broadcast", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(n), 1.0f);
-      compare(state, bytes, "MPI_Bcast", [&] { ranks.broadcast(std::span(x), 0); },
-              [&] { MPI_Bcast(x.data(), whole, MPI_FLOAT, 0, MPI_COMM_WORLD); });
+      compare(
+          state, bytes, "MPI_Bcast", [&] { ranks.broadcast(std::span(x), 0); },
+          [&] { MPI_Bcast(x.data(), whole, MPI_FLOAT, 0, MPI_COMM_WORLD); });
     });
     add("all_reduce_native", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(n), 1.0f), y(x.size());
-      compare(state, bytes, "MPI_Allreduce",
-              [&] { ranks.all_reduce(std::span(y), std::span<float const>(x), native); },
-              [&] { MPI_Allreduce(x.data(), y.data(), whole, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); });
+      compare(
+          state, bytes, "MPI_Allreduce",
+          [&] { ranks.all_reduce(std::span(y), std::span<float const>(x), native); },
+          [&] { MPI_Allreduce(x.data(), y.data(), whole, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); });
     });
     add("reduce_scatter_native", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(part * size), 1.0f), y(static_cast<std::size_t>(part));
-      compare(state, bytes, "MPI_Reduce_scatter_block",
-              [&] { ranks.reduce_scatter(std::span(y), std::span<float const>(x), native); },
-              [&] { MPI_Reduce_scatter_block(x.data(), y.data(), part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); });
+      compare(
+          state, bytes, "MPI_Reduce_scatter_block",
+          [&] { ranks.reduce_scatter(std::span(y), std::span<float const>(x), native); },
+          [&] { MPI_Reduce_scatter_block(x.data(), y.data(), part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); });
     });
     add("all_gather", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(part), 1.0f), y(static_cast<std::size_t>(part * size));
-      compare(state, bytes, "MPI_Allgather", [&] { ranks.all_gather(std::span(y), std::span<float const>(x)); },
-              [&] { MPI_Allgather(x.data(), part, MPI_FLOAT, y.data(), part, MPI_FLOAT, MPI_COMM_WORLD); });
+      compare(
+          state, bytes, "MPI_Allgather", [&] { ranks.all_gather(std::span(y), std::span<float const>(x)); },
+          [&] { MPI_Allgather(x.data(), part, MPI_FLOAT, y.data(), part, MPI_FLOAT, MPI_COMM_WORLD); });
     });
     add("all_to_all", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(part * size), 1.0f), y(x.size());
-      compare(state, bytes, "MPI_Alltoall", [&] { ranks.all_to_all(std::span(y), std::span<float const>(x)); },
-              [&] { MPI_Alltoall(x.data(), part, MPI_FLOAT, y.data(), part, MPI_FLOAT, MPI_COMM_WORLD); });
+      compare(
+          state, bytes, "MPI_Alltoall", [&] { ranks.all_to_all(std::span(y), std::span<float const>(x)); },
+          [&] { MPI_Alltoall(x.data(), part, MPI_FLOAT, y.data(), part, MPI_FLOAT, MPI_COMM_WORLD); });
     });
     add("all_reduce_rank_order", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(n), 1.0f), y(x.size());
-      compare(state, bytes, "all_reduce native",
-              [&] { ranks.all_reduce(std::span(y), std::span<float const>(x), comm::reduce_options{}); },
-              [&] { ranks.all_reduce(std::span(y), std::span<float const>(x), native); });
+      compare(
+          state, bytes, "all_reduce native",
+          [&] { ranks.all_reduce(std::span(y), std::span<float const>(x), comm::reduce_options{}); },
+          [&] { ranks.all_reduce(std::span(y), std::span<float const>(x), native); });
     });
   }
 }
@@ -109,7 +120,8 @@ int main(int argc, char** argv) {
   comm::mpi ranks(MPI_COMM_WORLD);
   std::vector<char*> arguments(argv, argv + argc);
   if (ranks.rank() != 0)
-    std::erase_if(arguments, [](char const* a) { return std::string_view(a).starts_with("--benchmark_out"); });
+    std::erase_if(arguments,
+                  [](char const* a) { return std::string_view(a).starts_with("--benchmark_out"); });
   int count = narrow<int>(arguments.size());
   arguments.push_back(nullptr);
   benchmark::Initialize(&count, arguments.data());

@@ -1,7 +1,7 @@
 // requires: onednn
-// One training step of GPT-2 124M (forward, loss, backward, AdamW over all parameters) beside the sum of its bare
-// matrix products: those of the linear layers and of the head, three of each. Attention's own products are not
-// among them, so they count as Tessera's overhead.
+// One training step of GPT-2 124M (forward, loss, backward, AdamW over all parameters) beside the sum of its
+// bare matrix products: those of the linear layers and of the head, three of each. Attention's own products
+// are not among them, so they count as Tessera's overhead.
 #include <tessera/nn/model.hpp>
 #include <tessera/optim/adamw.hpp>
 
@@ -58,8 +58,16 @@ void gpt2_step(benchmark::State& state) {
       bare);
 }
 
-BENCHMARK(gpt2_step<float>)->Name("nn/model/gpt2_124m_step_fp32")->Args({4, 64})->Args({2, 512})->UseManualTime();
-BENCHMARK(gpt2_step<bf16>)->Name("nn/model/gpt2_124m_step_bf16")->Args({4, 64})->Args({2, 512})->UseManualTime();
+BENCHMARK(gpt2_step<float>)
+    ->Name("nn/model/gpt2_124m_step_fp32")
+    ->Args({4, 64})
+    ->Args({2, 512})
+    ->UseManualTime();
+BENCHMARK(gpt2_step<bf16>)
+    ->Name("nn/model/gpt2_124m_step_bf16")
+    ->Args({4, 64})
+    ->Args({2, 512})
+    ->UseManualTime();
 
 } // namespace
 

@@ -1,5 +1,5 @@
-/// Matrix products straight from oneDNN, the peer of everything here that multiplies: operands, and in bf16 the
-/// compiled products, are made beforehand, so that a run is nothing but calls of oneDNN.
+/// Matrix products straight from oneDNN, the peer of everything here that multiplies: operands, and in bf16
+/// the compiled products, are made beforehand, so that a run is nothing but calls of oneDNN.
 #ifndef TESSERA_BENCH_SUPPORT_BARE_PRODUCTS_HPP
 #define TESSERA_BENCH_SUPPORT_BARE_PRODUCTS_HPP
 
@@ -19,7 +19,9 @@ struct product_shape {
   bool transpose_a = false;
   bool transpose_b = false;
 
-  double operations() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
+  double operations() const {
+    return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  }
 };
 
 inline bool machine_multiplies_bf16() {
@@ -27,8 +29,8 @@ inline bool machine_multiplies_bf16() {
          dnnl_cpu_isa_avx512_core_bf16;
 }
 
-/// A list of products with operands of type T. bf16 where the processor has no bf16 matrix instructions runs the
-/// same products in fp32, as Tessera does; `name()` says which it is.
+/// A list of products with operands of type T. bf16 where the processor has no bf16 matrix instructions runs
+/// the same products in fp32, as Tessera does; `name()` says which it is.
 template <tessera::storage_scalar T>
 class bare_products {
 public:
@@ -51,9 +53,7 @@ public:
     }
   }
 
-  std::string name() const {
-    return std::string("bare oneDNN products in ") + (native_ ? "bf16" : "fp32");
-  }
+  std::string name() const { return std::string("bare oneDNN products in ") + (native_ ? "bf16" : "fp32"); }
 
   void operator()() {
     if (native_) {
@@ -62,9 +62,9 @@ public:
       return;
     }
     for (auto const& s : shapes_) {
-      auto const status = dnnl_sgemm(s.transpose_a ? 'T' : 'N', s.transpose_b ? 'T' : 'N', s.m, s.n, s.k, 1.0f,
-                                     a_.data(), s.transpose_a ? s.m : s.k, b_.data(), s.transpose_b ? s.k : s.n,
-                                     0.0f, c_.data(), s.n);
+      auto const status =
+          dnnl_sgemm(s.transpose_a ? 'T' : 'N', s.transpose_b ? 'T' : 'N', s.m, s.n, s.k, 1.0f, a_.data(),
+                     s.transpose_a ? s.m : s.k, b_.data(), s.transpose_b ? s.k : s.n, 0.0f, c_.data(), s.n);
       if (status != dnnl_success) std::abort();
     }
   }

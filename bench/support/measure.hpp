@@ -1,6 +1,6 @@
-/// How every benchmark here gets its figure: what is measured and what it is compared with run by turns in one
-/// process, so that a noisy machine disturbs both alike. The figure is a ratio of medians; its noise is the
-/// spread (half the distance of the quartiles) of the ratios of neighbouring runs.
+/// How every benchmark here gets its figure: what is measured and what it is compared with run by turns in
+/// one process, so that a noisy machine disturbs both alike. The figure is a ratio of medians; its noise is
+/// the spread (half the distance of the quartiles) of the ratios of neighbouring runs.
 #ifndef TESSERA_BENCH_SUPPORT_MEASURE_HPP
 #define TESSERA_BENCH_SUPPORT_MEASURE_HPP
 
@@ -60,8 +60,8 @@ pairs run_by_turns(benchmark::State& state, Ours&& ours, Peer&& peer) {
 
 /// What the report needs to know of a figure: `times_peer` (time over the peer's time; 1 is level, less is
 /// faster) or `share_of_limit` (1 is the limit).
-inline void publish(benchmark::State& state, pairs const& times, std::string const& kind, std::string const& peer,
-                    double work_ratio = 1) {
+inline void publish(benchmark::State& state, pairs const& times, std::string const& kind,
+                    std::string const& peer, double work_ratio = 1) {
   bool const share = kind == "share_of_limit";
   auto const ratio = times.ratio();
   state.counters["ratio"] = share ? work_ratio / ratio : ratio / work_ratio;
