@@ -13,6 +13,8 @@
 #define TESSERA_COMM_MPI_HPP
 
 #include <cstdio>
+#include <ctime>
+
 #include <mpi.h>
 
 #include <tessera/comm/detail/interface.hpp>
@@ -130,6 +132,9 @@ public:
   std::fflush(stdout);
   std::fprintf(stderr, "rank %d: %s\n", rank, what);
   std::fflush(stderr);
+  // mpiexec forwards what a process printed while that process lives: without a pause the message may be lost.
+  timespec const pause{0, 200'000'000};
+  (void)::nanosleep(&pause, nullptr);
   (void)MPI_Abort(MPI_COMM_WORLD, 1);
   std::terminate();
 }
