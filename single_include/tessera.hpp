@@ -1850,8 +1850,8 @@ enum class left { rows_adjacent, depth_adjacent };
 /// k) of a is a[k * a_stride + row] where rows are adjacent, a[row * a_stride + k] where depth is. Loops over
 /// constants are unrolled by hand (folds), so that the sums stay in registers at every optimisation level.
 template <left Left>
-[[gnu::noinline]] inline void multiply_tile(float* c, index_t c_stride, bool add, index_t depth, float const* a,
-                          index_t a_stride, float const* b) noexcept {
+[[gnu::noinline]] inline void multiply_tile(float* c, index_t c_stride, bool add, index_t depth,
+                                            float const* a, index_t a_stride, float const* b) noexcept {
   constexpr int rows = product_tuning::tile_rows, lanes = product_tuning::lanes;
   static_assert(product_tuning::tile_vectors == 2);
   auto const load = [](float const* from) {
@@ -4695,6 +4695,8 @@ concept communicator = requires(C& c, std::span<float> out, std::span<float cons
 #define TESSERA_COMM_MPI_HPP
 
 #include <cstdio>
+#include <ctime>
+
 #include <mpi.h>
 
 /// The typed calls of every communicator, written once: lengths checked, the call described, metered, and
@@ -5011,8 +5013,9 @@ public:
   template <message_scalar S>
   call broadcast(std::span<S> data, int root, site where) const {
     check_rank(root, "root", collective::broadcast, where);
-    auto c = rank == root ? describe<S>(collective::broadcast, {}, data, where)
-                          : describe<S>(collective::broadcast, data, {}, where);
+    bool const gives = rank == root;
+    auto c = describe<S>(collective::broadcast, gives ? std::span<S>() : data, gives ? data : std::span<S>(),
+                         where);
     c.count = static_cast<index_t>(data.size());
     c.root = root;
     return c;
@@ -5113,7 +5116,7 @@ public:
       expect(c.out_items, c.in_items, "out", what, where);
     }
     if (auto const item = bytes_of(c.type); overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(c, where);
+      refuse_overlap(c.what, where);
     return c;
   }
   template <class S>
@@ -5181,10 +5184,10 @@ private:
     auto const item = bytes_of(c.type);
     auto const distance = reinterpret_cast<std::intptr_t>(c.in) - reinterpret_cast<std::intptr_t>(c.out);
     if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(c, where);
+      refuse_overlap(c.what, where);
   }
-  [[noreturn]] void refuse_overlap(call const& c, site where) const {
-    throw size_error("E-comm-005", where, name_of(c.what), ": `in` and `out` overlap on rank ", rank,
+  [[noreturn, gnu::cold]] void refuse_overlap(collective what, site where) const {
+    throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", rank,
                      " in a way that this call does not allow");
   }
 
@@ -5351,10 +5354,13 @@ struct operation {
     in_transit = settled = finished = whole = delivers = false;
     error = nullptr;
     unwinding = std::uncaught_exceptions();
+    forget_loans();
+    next = nullptr;
+  }
+  void forget_loans() noexcept {
     lent_out = nullptr;
     lent_in = nullptr;
     lent_out_bytes = lent_in_bytes = 0;
-    next = nullptr;
   }
   bool in_rank_order() const noexcept {
     return request.reduces() && (request.order == summation::rank_order || !T::reduces);
@@ -5470,8 +5476,7 @@ public:
     try {
       first_step(fresh);
     } catch (...) {
-      fresh.error = std::current_exception();
-      fresh.finished = fresh.settled = true;
+      end_with_error(fresh);
     }
     if (!fresh.finished) {
       (last_ == nullptr ? first_ : last_->next) = &fresh;
@@ -5488,9 +5493,8 @@ public:
       try {
         moved |= drive(*each, clear);
       } catch (...) {
-        each->error = std::current_exception();
-        each->finished = each->settled = moved = true;
-        each->in_transit = false;
+        end_with_error(*each);
+        moved = true;
       }
       clear = clear && each->settled;
     }
@@ -5507,9 +5511,7 @@ public:
             transport.wait(one.ticket);
             one.in_transit = false;
           } catch (...) {
-            one.error = std::current_exception();
-            one.finished = one.settled = true;
-            one.in_transit = false;
+            end_with_error(one);
             unlink_finished();
             break;
           }
@@ -5523,10 +5525,9 @@ public:
           try {
             transport.pause(patience, one.sign, one.request.where);
           } catch (...) {
-            one.error = std::current_exception();
-            one.finished = one.settled = true;
+            end_with_error(one);
             lost_ = true;
-            surrender(one);
+            unlink_finished();
           }
         }
     }
@@ -5554,11 +5555,10 @@ public:
   /// Gives an operation up: its peers cannot finish, nor can this communicator go on.
   void abandon(op& one) noexcept {
     lost_ = true;
-    one.finished = one.settled = true;
+    one.forget_loans();
     one.error = nullptr;
-    one.lent_out = nullptr;
-    one.lent_in = nullptr;
-    surrender(one);
+    give_up(one);
+    unlink_finished();
     free(one);
   }
   void lose() noexcept { lost_ = true; }
@@ -5588,9 +5588,13 @@ private:
     fresh->reset(c, blocking);
     return *fresh;
   }
-  void surrender(op& one) noexcept {
+  void end_with_error(op& one) noexcept {
+    one.error = std::current_exception();
+    give_up(one);
+  }
+  void give_up(op& one) noexcept {
+    one.finished = one.settled = true;
     if (one.in_transit) one.in_transit = !transport.abandon(one.ticket);
-    unlink_finished();
   }
   void unlink_finished() noexcept {
     last_ = nullptr;
@@ -5666,13 +5670,9 @@ private:
     if constexpr (direct_transport<T>)
       if (one.blocking && plain_ && (first_ == nullptr || !one.request.is_point_to_point()))
         return transport.run(step);
+    one.in_transit = false; // until it has begun
+    transport.start(step, one.ticket);
     one.in_transit = true;
-    try {
-      transport.start(step, one.ticket);
-    } catch (...) {
-      one.in_transit = false;
-      throw;
-    }
   }
   /// Every rank's `bytes`, in place in `all`.
   void gather_bytes(op& one, void* all, index_t bytes) {
@@ -6124,8 +6124,10 @@ private:
         if (!c.is_point_to_point()) ++engine_->sequence;
         return engine_->transport.run(transfer_of(c));
       }
-    engine_->complete(engine_->begin(c, true));
+    block_slowly(c);
   }
+  /// By value, so that on the way above `c` is never in memory.
+  [[gnu::noinline]] void block_slowly(call c) { engine_->complete(engine_->begin(c, true)); }
   request start(call const& c) {
     timed_scope timer(engine_->meter, c.what);
     meter_call(c);
@@ -6176,12 +6178,15 @@ struct mpi_options {
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
-inline void check_mpi(int code, char const* what, site where) {
-  if (code == MPI_SUCCESS) return;
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_mpi(int code, char const* what, site where) {
   char text[MPI_MAX_ERROR_STRING] = "unknown error";
   int length = 0;
   (void)MPI_Error_string(code, text, &length); // where even this fails, the text stands
   throw library_error("E-comm-030", where, "MPI: ", what, " failed: ", static_cast<char const*>(text));
+}
+
+inline void check_mpi(int code, char const* what, site where) {
+  if (code != MPI_SUCCESS) throw_mpi(code, what, where);
 }
 
 /// MPI's own form of the reduction of 16-bit floats: pairs, each sum rounded to the storage type.
@@ -6241,7 +6246,8 @@ public:
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
 
-  void run(transfer const& t) {
+  /// Always inlined: where the kind of call is known, this is that call and the look at its return code.
+  [[gnu::always_inline]] void run(transfer const& t) {
     if (t.what == collective::receive) {
       MPI_Status status;
       check_mpi(MPI_Recv_c(t.out, t.count, type_of(t.type), t.root, t.tag, held_.lanes[0], &status),
@@ -6252,6 +6258,7 @@ public:
   }
   void start(transfer const& t, ticket& k) {
     k.what = t;
+    k.pending = MPI_REQUEST_NULL;
     check_mpi(post(t, &k.pending, k.tables), name_of(t.what), t.where);
   }
   bool test(ticket& k) {
@@ -6278,6 +6285,7 @@ public:
 
   /// Only a receive can be cancelled; other transfers stay MPI's, buffers included.
   bool abandon(ticket& k) noexcept {
+    if (k.pending == MPI_REQUEST_NULL) return true;
     return k.what.what == collective::receive && MPI_Cancel(&k.pending) == MPI_SUCCESS &&
            MPI_Wait(&k.pending, MPI_STATUS_IGNORE) == MPI_SUCCESS;
   }
@@ -6594,6 +6602,9 @@ public:
   std::fflush(stdout);
   std::fprintf(stderr, "rank %d: %s\n", rank, what);
   std::fflush(stderr);
+  // mpiexec forwards what a process printed while that process lives: without a pause the message may be lost.
+  timespec const pause{0, 200'000'000};
+  (void)::nanosleep(&pause, nullptr);
   (void)MPI_Abort(MPI_COMM_WORLD, 1);
   std::terminate();
 }
@@ -13894,6 +13905,7 @@ inline prepared_corpus prepare_corpus(settings const& s, site where) {
   prepared_corpus prepared{s.run + "/data/tokens.bin", {}, 256, {}};
   auto const text = io::mapped_file(s.data, where); // before a folder is made for a text that is not there
   io::make_folders(s.run + "/data", where);
+  io::remove_leftovers(s.run + "/data", where); // a killed run's
   if (s.tokenizer == "bytes") {
     (void)data::prepare_text(s.data, prepared.tokens, data::byte_tokenizer(), where);
   } else {
@@ -14985,6 +14997,7 @@ private:
         comm_,
         [&] {
           io::make_folders(settings_.run, where);
+          io::remove_leftovers(settings_.run, where); // a killed run's
           io::write_json(settings_.run + "/settings.json", json_of(settings_), where);
           metrics_.emplace(metrics_path(), step_, where);
         },
@@ -15292,9 +15305,9 @@ void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communic
 
 #endif
 #endif
-/// All of Tessera's host side. Each header is as usable alone, and a program that needs a few of them compiles
-/// faster with those. Headers that need another library are empty unless TESSERA_WITH_MPI, TESSERA_WITH_JSON
-/// and their like say that it is there.
+/// All of Tessera's host side. Each header is as usable alone, and a program that needs a few of them
+/// compiles faster with those. Headers that need another library are empty unless TESSERA_WITH_MPI,
+/// TESSERA_WITH_JSON and their like say that it is there.
 ///
 /// Made by tests/house/make_single_header.py.
 #ifndef TESSERA_TESSERA_HPP

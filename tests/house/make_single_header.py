@@ -18,9 +18,9 @@ WHOLLY_CONDITIONAL = re.compile(r"#define TESSERA_\w+_HPP\n(?:\s*\n|#include [^\
 
 def umbrella(headers):
     """tessera.hpp for the given names, such as `tessera/core/view.hpp`."""
-    text = """/// All of Tessera's host side. Each header is as usable alone, and a program that needs a few of them compiles
-/// faster with those. Headers that need another library are empty unless TESSERA_WITH_MPI, TESSERA_WITH_JSON
-/// and their like say that it is there.
+    text = """/// All of Tessera's host side. Each header is as usable alone, and a program that needs a few of them
+/// compiles faster with those. Headers that need another library are empty unless TESSERA_WITH_MPI,
+/// TESSERA_WITH_JSON and their like say that it is there.
 ///
 /// Made by tests/house/make_single_header.py.
 #ifndef TESSERA_TESSERA_HPP

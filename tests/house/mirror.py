@@ -17,6 +17,7 @@ OTHER_BENCH = r"bench/(support/|[^/]+$)"
 # Whole programs under test rather than a header.
 WITHOUT_HEADER = {
     "tests/parallel/invariant.cpp",
+    "tests/comm/mpi_calls.cpp",
 }
 
 
