@@ -4249,7 +4249,7 @@ struct rotary_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T>
   static void run(Ex& ex, view<T, 4> x, rotary_options const& options, site where) {
     auto const batch = x.extent(0), sequence = x.extent(1), heads = x.extent(2), half = x.extent(3) / 2;
-    if (x.size() == 0) return;
+    if (x.empty()) return;
     auto const* angles =
         ex.template handle<tables>().of(options.theta, half, options.first_position, sequence, where);
     auto const sign = options.inverse ? -1.0f : 1.0f;
@@ -5011,7 +5011,7 @@ public:
   }
 
   template <message_scalar S>
-  call broadcast(std::span<S> data, int root, site where) const {
+  [[gnu::always_inline]] call broadcast(std::span<S> data, int root, site where) const {
     check_rank(root, "root", collective::broadcast, where);
     bool const gives = rank == root;
     auto c = describe<S>(collective::broadcast, gives ? std::span<S>() : data, gives ? data : std::span<S>(),
@@ -5027,7 +5027,8 @@ public:
     c.combine = &combine<S>;
   }
   template <reducible_scalar S>
-  call reduce(std::span<S> out, input_span<S> in, int root, reduce_options how, site where) const {
+  [[gnu::always_inline]] call reduce(std::span<S> out, input_span<S> in, int root, reduce_options how,
+                                     site where) const {
     check_rank(root, "root", collective::reduce, where);
     if (rank != root) out = {};
     auto c = describe<S>(collective::reduce, out, in, where);
@@ -5039,7 +5040,8 @@ public:
     return c;
   }
   template <reducible_scalar S>
-  call all_reduce(std::span<S> out, input_span<S> in, reduce_options how, site where) const {
+  [[gnu::always_inline]] call all_reduce(std::span<S> out, input_span<S> in, reduce_options how,
+                                         site where) const {
     auto c = describe<S>(collective::all_reduce, out, in, where);
     expect(c.out_items, c.in_items, "out", c.what, where);
     forbid_overlap(c, 0, where);
@@ -5048,8 +5050,8 @@ public:
     return c;
   }
   template <reducible_scalar S>
-  call reduce_scatter(std::span<S> out, input_span<S> in, counts_span const* counts, reduce_options how,
-                      site where) const {
+  [[gnu::always_inline]] call reduce_scatter(std::span<S> out, input_span<S> in, counts_span const* counts,
+                                             reduce_options how, site where) const {
     auto c = describe<S>(collective::reduce_scatter, out, in, where);
     if (counts != nullptr) {
       c.count = sum_of(*counts, "counts", c.what, where);
@@ -5064,8 +5066,8 @@ public:
     return c;
   }
   template <message_scalar S>
-  call gather(collective what, std::span<S> out, input_span<S> in, counts_span const* counts, int root,
-              site where) const {
+  [[gnu::always_inline]] call gather(collective what, std::span<S> out, input_span<S> in,
+                                     counts_span const* counts, int root, site where) const {
     bool const receives = what == collective::all_gather || rank == root;
     if (what == collective::gather) check_rank(root, "root", what, where);
     if (!receives) out = {};
@@ -5083,7 +5085,8 @@ public:
     return c;
   }
   template <message_scalar S>
-  call scatter(std::span<S> out, input_span<S> in, counts_span const* counts, int root, site where) const {
+  [[gnu::always_inline]] call scatter(std::span<S> out, input_span<S> in, counts_span const* counts, int root,
+                                      site where) const {
     constexpr auto what = collective::scatter;
     check_rank(root, "root", what, where);
     if (rank != root) in = {};
@@ -5101,8 +5104,8 @@ public:
     return c;
   }
   template <message_scalar S>
-  call all_to_all(std::span<S> out, counts_span const* out_counts, input_span<S> in,
-                  counts_span const* in_counts, site where) const {
+  [[gnu::always_inline]] call all_to_all(std::span<S> out, counts_span const* out_counts, input_span<S> in,
+                                         counts_span const* in_counts, site where) const {
     constexpr auto what = collective::all_to_all;
     auto c = describe<S>(what, out, in, where);
     if (in_counts != nullptr) {
@@ -5120,11 +5123,11 @@ public:
     return c;
   }
   template <class S>
-  call send(std::span<S> data, int to, int tag, site where) const {
+  [[gnu::always_inline]] call send(std::span<S> data, int to, int tag, site where) const {
     return message<std::remove_const_t<S>>(collective::send, {}, data, to, tag, where);
   }
   template <message_scalar S>
-  call receive(std::span<S> data, int from, int tag, site where) const {
+  [[gnu::always_inline]] call receive(std::span<S> data, int from, int tag, site where) const {
     return message<S>(collective::receive, data, {}, from, tag, where);
   }
 
@@ -6115,19 +6118,24 @@ private:
   void meter_call(call const& c) noexcept {
     engine_->meter.count(c.what, (c.in_items > c.out_items ? c.in_items : c.out_items) * bytes_of(c.type));
   }
-  /// Always inlined: every field of `c` is known here, so that a plain call is the transport's one call.
+  /// Always inlined, and `c` never given away whole, so that it needs no memory: what is left of a plain call
+  /// is the transport's one call.
   [[gnu::always_inline]] void block(call const& c) {
-    timed_scope timer(engine_->meter, c.what);
-    meter_call(c);
     if constexpr (direct_transport<T>)
-      if (engine_->plain() && !(c.reduces() && c.order == summation::rank_order) && !needs_staging(c)) {
+      if (engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
+          !(c.reduces() && c.order == summation::rank_order)) {
+        meter_call(c);
         if (!c.is_point_to_point()) ++engine_->sequence;
         return engine_->transport.run(transfer_of(c));
       }
-    block_slowly(c);
+    block_in_steps(call{c.what, c.type, c.in, c.out, c.in_items, c.out_items, c.count, c.in_counts,
+                        c.out_counts, c.root, c.tag, c.operation, c.order, c.combine, c.where});
   }
-  /// By value, so that on the way above `c` is never in memory.
-  [[gnu::noinline]] void block_slowly(call c) { engine_->complete(engine_->begin(c, true)); }
+  [[gnu::noinline]] void block_in_steps(call const& c) {
+    timed_scope timer(engine_->meter, c.what);
+    meter_call(c);
+    engine_->complete(engine_->begin(c, true));
+  }
   request start(call const& c) {
     timed_scope timer(engine_->meter, c.what);
     meter_call(c);
@@ -13653,6 +13661,21 @@ std::string latest_checkpoint(Comm& comm, std::string const& folder, site where 
       where);
 }
 
+/// The folder of the newest whole checkpoint below `run`, or `run` itself where that is one: for programs
+/// that only read, also while the run goes on. Called by one process. Throws io_error if there is none.
+inline std::string readable_checkpoint(std::string const& run, site where = site::here()) {
+  if (io::file_exists(run + "/manifest.json")) {
+    io::check_files(io::read_manifest(run + "/manifest.json", where), run, where);
+    return run;
+  }
+  auto const found = io::latest_commit(run + "/checkpoints", where);
+  std::string refused;
+  for (auto const& why : found.refused) refused += "\n  " + why;
+  if (!found.checkpoint)
+    throw io_error("E-train-063", where, run, " holds no checkpoint that can be read", refused);
+  return found.checkpoint->path;
+}
+
 /// The state of a checkpoint. Throws io_error on all ranks if there is none.
 template <comm::communicator Comm>
 run_state read_state(Comm& comm, std::string const& checkpoint, site where = site::here()) {
@@ -14666,6 +14689,7 @@ double operations_per_token(nn::model<Ex, T, G> const& model) {
 #ifndef TESSERA_TRAIN_PROGRESS_HPP
 #define TESSERA_TRAIN_PROGRESS_HPP
 
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <string_view>
@@ -14688,7 +14712,7 @@ struct progress_values {
 /// "45s", "3m05s", "2h10m", "3d04h".
 inline std::string duration_text(double seconds) {
   if (!(seconds >= 0) || seconds > 1e9) return "?";
-  auto const total = static_cast<long>(seconds + 0.5);
+  auto const total = std::lround(seconds);
   char text[32];
   if (total < 60)
     std::snprintf(text, sizeof text, "%lds", total);

@@ -7,6 +7,7 @@
 #ifndef TESSERA_TRAIN_PROGRESS_HPP
 #define TESSERA_TRAIN_PROGRESS_HPP
 
+#include <cmath>
 #include <cstdio>
 #include <string>
 #include <string_view>
@@ -31,7 +32,7 @@ struct progress_values {
 /// "45s", "3m05s", "2h10m", "3d04h".
 inline std::string duration_text(double seconds) {
   if (!(seconds >= 0) || seconds > 1e9) return "?";
-  auto const total = static_cast<long>(seconds + 0.5);
+  auto const total = std::lround(seconds);
   char text[32];
   if (total < 60)
     std::snprintf(text, sizeof text, "%lds", total);

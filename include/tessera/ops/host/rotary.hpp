@@ -15,7 +15,7 @@ struct rotary_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T>
   static void run(Ex& ex, view<T, 4> x, rotary_options const& options, site where) {
     auto const batch = x.extent(0), sequence = x.extent(1), heads = x.extent(2), half = x.extent(3) / 2;
-    if (x.size() == 0) return;
+    if (x.empty()) return;
     auto const* angles =
         ex.template handle<tables>().of(options.theta, half, options.first_position, sequence, where);
     auto const sign = options.inverse ? -1.0f : 1.0f;
