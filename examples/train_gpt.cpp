@@ -74,7 +74,7 @@ int run(comm::mpi& world, int argc, char** argv) {
   if (!s) return 0;
   if (world.size() > 1) {
     if (s->ranks != 1)
-      throw config_error("E-train-080", site::here(), "ranks is ", s->ranks, ", but mpiexec started ",
+      throw config_error("E-train-007", site::here(), "ranks is ", s->ranks, ", but mpiexec started ",
                          world.size(), " processes, which are the ranks: leave it at 1");
     train_on(world, *s, "mpi");
   } else {

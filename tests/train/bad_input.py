@@ -168,7 +168,7 @@ done = launch(["mpiexec", "-n", "1", program, *arguments({**SMALL, "data": text,
                "-n", "1", program, *arguments({**SMALL, "data": text, "run": scratch / "x", "layers": 2})])
 expect("ranks that disagree", done, "E-train-041", "layers 2", "rank 0: layers 1")
 expect("thread ranks under mpiexec", launch(["mpiexec", "-n", "2", program, "--ranks", "2",
-                                             *arguments({**SMALL, "data": text, "run": scratch / "x"})]), "E-train-080")
+                                             *arguments({**SMALL, "data": text, "run": scratch / "x"})]), "E-train-007", "mpiexec")
 
 help_text = launch([program, "--help"])
 if help_text.returncode != 0 or "--learning-rate" not in help_text.stdout or "Examples" not in help_text.stdout:

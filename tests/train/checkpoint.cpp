@@ -257,3 +257,28 @@ TEST_CASE("the newest checkpoints are kept, and a damaged newest one is named, n
     CHECK(caught.says("step-00000003"));
   });
 }
+
+TEST_CASE("a reader gets the newest whole checkpoint of a run, or the one it names, and disturbs nothing") {
+  test::temporary_folder folder;
+  auto const refused = [&](std::string const& name) {
+    return test::error_of<io_error>([&] { (void)train::readable_checkpoint(folder / name); });
+  };
+  CHECK(refused("run").id == "E-train-063");
+  comm::run_threads(1, [&](comm::threads& all) {
+    run_of<float> run(all, 1);
+    for (index_t step = 1; step <= 2; ++step)
+      (void)train::save_checkpoint(all, run.ex, folder / "run/checkpoints", state_at(step), run.store,
+                                   run.replicas);
+  });
+  io::make_folders(folder / "run/checkpoints/.step-00000003.pending");
+  CHECK(train::readable_checkpoint(folder / "run") == folder / "run/checkpoints/step-00000002");
+  test::put(folder / "run/checkpoints/step-00000002/state.json", "{}");
+  CHECK(train::readable_checkpoint(folder / "run") == folder / "run/checkpoints/step-00000001");
+  CHECK(train::readable_checkpoint(folder / "run/checkpoints/step-00000001") ==
+        folder / "run/checkpoints/step-00000001");
+  CHECK(refused("run/checkpoints/step-00000002").says("state.json"));
+  test::put(folder / "run/checkpoints/step-00000001/state.json", "{}");
+  CHECK(refused("run").id == "E-train-063");
+  CHECK(refused("run").says("step-00000001/state.json"));
+  CHECK(io::folder_exists(folder / "run/checkpoints/.step-00000003.pending"));
+}

@@ -199,6 +199,21 @@ std::string latest_checkpoint(Comm& comm, std::string const& folder, site where 
       where);
 }
 
+/// The folder of the newest whole checkpoint below `run`, or `run` itself where that is one: for programs
+/// that only read, also while the run goes on. Called by one process. Throws io_error if there is none.
+inline std::string readable_checkpoint(std::string const& run, site where = site::here()) {
+  if (io::file_exists(run + "/manifest.json")) {
+    io::check_files(io::read_manifest(run + "/manifest.json", where), run, where);
+    return run;
+  }
+  auto const found = io::latest_commit(run + "/checkpoints", where);
+  std::string refused;
+  for (auto const& why : found.refused) refused += "\n  " + why;
+  if (!found.checkpoint)
+    throw io_error("E-train-063", where, run, " holds no checkpoint that can be read", refused);
+  return found.checkpoint->path;
+}
+
 /// The state of a checkpoint. Throws io_error on all ranks if there is none.
 template <comm::communicator Comm>
 run_state read_state(Comm& comm, std::string const& checkpoint, site where = site::here()) {

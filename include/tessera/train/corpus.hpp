@@ -40,6 +40,7 @@ inline prepared_corpus prepare_corpus(settings const& s, site where) {
   prepared_corpus prepared{s.run + "/data/tokens.bin", {}, 256, {}};
   auto const text = io::mapped_file(s.data, where); // before a folder is made for a text that is not there
   io::make_folders(s.run + "/data", where);
+  io::remove_leftovers(s.run + "/data", where); // a killed run's
   if (s.tokenizer == "bytes") {
     (void)data::prepare_text(s.data, prepared.tokens, data::byte_tokenizer(), where);
   } else {

@@ -157,6 +157,7 @@ private:
         comm_,
         [&] {
           io::make_folders(settings_.run, where);
+          io::remove_leftovers(settings_.run, where); // a killed run's
           io::write_json(settings_.run + "/settings.json", json_of(settings_), where);
           metrics_.emplace(metrics_path(), step_, where);
         },

@@ -1,0 +1,100 @@
+// requires: openmp json xxhash sentencepiece cli11
+//
+// Writes text with a model that train_gpt has trained:
+//
+//   state, weights, tokenizer = the newest checkpoint of the run (every byte checked)
+//   tokens = tokenizer(prompt)
+//   repeat: logits = model(new tokens)      keys and values of earlier tokens are kept, so a step costs one
+//   token
+//           token  = drawn from softmax(logits / temperature), cut to the top k and to probability top p
+//           print(tokenizer^-1(token))
+//
+//   ./generate --run first --prompt "In the beginning" --tokens 300 --temperature 0.8 --top-p 0.95
+#include <cstdio>
+
+#include <tessera/comm/self.hpp>
+#include <tessera/exec/host.hpp>
+#include <tessera/train/checkpoint.hpp>
+#include <tessera/train/command_line.hpp>
+#include <tessera/train/generate.hpp>
+#include <tessera/train/model_settings.hpp>
+#include <tessera/train/text_tokenizer.hpp>
+
+using namespace tessera;
+
+namespace {
+
+struct choices {
+  std::string run = "run", prompt = "In the beginning";
+  index_t tokens = 300, seed = 1;
+  int threads = 0;
+  train::sampling how{.temperature = 0.8, .top_k = 0, .top_p = 0.95};
+};
+
+void add_options(CLI::App& app, choices& c) {
+  app.add_option("--run", c.run, "Folder of a run, whose newest checkpoint is used, or of one checkpoint.")
+      ->capture_default_str();
+  app.add_option("--prompt", c.prompt, "What the text begins with.")->capture_default_str();
+  app.add_option("--tokens", c.tokens, "How many tokens to write.")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--temperature", c.how.temperature,
+                 "Below 1: bolder choices; 0: always the most probable token.")
+      ->capture_default_str();
+  app.add_option("--top-k", c.how.top_k, "Choose among the k most probable tokens. 0: all.")
+      ->capture_default_str();
+  app.add_option("--top-p", c.how.top_p,
+                 "Choose among the fewest tokens that reach this probability. 1: all.")
+      ->capture_default_str();
+  app.add_option("--seed", c.seed, "Of the choices: the same seed gives the same text.")
+      ->capture_default_str();
+  app.add_option("--threads", c.threads, "0: all cores.")->capture_default_str();
+}
+
+template <storage_scalar T>
+void write_text(choices const& c, std::string const& checkpoint, train::run_state const& state) {
+  exec::host ex({.threads = c.threads});
+  auto const config = train::model_config(state.chosen, state.vocabulary);
+  auto units = nn::make_transformer<exec::host, T, float>(config);
+  nn::parameter_store<exec::host, T, float> store(units, {.gradients = false});
+  train::load_weights(checkpoint, store);
+
+  auto const learnt = state.chosen.tokenizer == "sentencepiece";
+  train::text_tokenizer const tokenizer(
+      state.chosen.tokenizer,
+      learnt ? std::string(io::mapped_file(checkpoint + "/tokenizer.model").text()) : "");
+  auto const print = [&](std::int32_t token) {
+    auto const text = tokenizer.decode(std::span(&token, 1));
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    std::fflush(stdout);
+  };
+  auto const prompt = tokenizer.encode(c.prompt);
+  for (auto token : prompt) print(token);
+  nn::decoder<exec::host, T, float> decoder(units, store, config);
+  (void)train::generate(ex, decoder, prompt, c.tokens, c.how, philox(static_cast<std::uint64_t>(c.seed)),
+                        print);
+  std::printf("\n");
+}
+
+} // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Writes text with a model that train_gpt has trained.", "generate");
+  choices c;
+  add_options(app, c);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    auto const checkpoint = train::readable_checkpoint(c.run);
+    comm::self alone;
+    auto const state = train::read_state(alone, checkpoint);
+    std::fprintf(stderr, "%s: %s, step %lld\n", checkpoint.c_str(), state.chosen.family.c_str(),
+                 static_cast<long long>(state.step));
+    if (state.chosen.storage == "bf16")
+      write_text<bf16>(c, checkpoint, state);
+    else
+      write_text<float>(c, checkpoint, state);
+  } catch (std::exception const& fault) {
+    std::fprintf(stderr, "generate: %s\n", fault.what());
+    return 1;
+  }
+}
