@@ -24,10 +24,11 @@ public:
   }
 
   template <message_scalar S>
-  call broadcast(std::span<S> data, int root, site where) const {
+  [[gnu::always_inline]] call broadcast(std::span<S> data, int root, site where) const {
     check_rank(root, "root", collective::broadcast, where);
-    auto c = rank == root ? describe<S>(collective::broadcast, {}, data, where)
-                          : describe<S>(collective::broadcast, data, {}, where);
+    bool const gives = rank == root;
+    auto c = describe<S>(collective::broadcast, gives ? std::span<S>() : data, gives ? data : std::span<S>(),
+                         where);
     c.count = static_cast<index_t>(data.size());
     c.root = root;
     return c;
@@ -39,7 +40,8 @@ public:
     c.combine = &combine<S>;
   }
   template <reducible_scalar S>
-  call reduce(std::span<S> out, input_span<S> in, int root, reduce_options how, site where) const {
+  [[gnu::always_inline]] call reduce(std::span<S> out, input_span<S> in, int root, reduce_options how,
+                                     site where) const {
     check_rank(root, "root", collective::reduce, where);
     if (rank != root) out = {};
     auto c = describe<S>(collective::reduce, out, in, where);
@@ -51,7 +53,8 @@ public:
     return c;
   }
   template <reducible_scalar S>
-  call all_reduce(std::span<S> out, input_span<S> in, reduce_options how, site where) const {
+  [[gnu::always_inline]] call all_reduce(std::span<S> out, input_span<S> in, reduce_options how,
+                                         site where) const {
     auto c = describe<S>(collective::all_reduce, out, in, where);
     expect(c.out_items, c.in_items, "out", c.what, where);
     forbid_overlap(c, 0, where);
@@ -60,8 +63,8 @@ public:
     return c;
   }
   template <reducible_scalar S>
-  call reduce_scatter(std::span<S> out, input_span<S> in, counts_span const* counts, reduce_options how,
-                      site where) const {
+  [[gnu::always_inline]] call reduce_scatter(std::span<S> out, input_span<S> in, counts_span const* counts,
+                                             reduce_options how, site where) const {
     auto c = describe<S>(collective::reduce_scatter, out, in, where);
     if (counts != nullptr) {
       c.count = sum_of(*counts, "counts", c.what, where);
@@ -76,8 +79,8 @@ public:
     return c;
   }
   template <message_scalar S>
-  call gather(collective what, std::span<S> out, input_span<S> in, counts_span const* counts, int root,
-              site where) const {
+  [[gnu::always_inline]] call gather(collective what, std::span<S> out, input_span<S> in,
+                                     counts_span const* counts, int root, site where) const {
     bool const receives = what == collective::all_gather || rank == root;
     if (what == collective::gather) check_rank(root, "root", what, where);
     if (!receives) out = {};
@@ -95,7 +98,8 @@ public:
     return c;
   }
   template <message_scalar S>
-  call scatter(std::span<S> out, input_span<S> in, counts_span const* counts, int root, site where) const {
+  [[gnu::always_inline]] call scatter(std::span<S> out, input_span<S> in, counts_span const* counts, int root,
+                                      site where) const {
     constexpr auto what = collective::scatter;
     check_rank(root, "root", what, where);
     if (rank != root) in = {};
@@ -113,8 +117,8 @@ public:
     return c;
   }
   template <message_scalar S>
-  call all_to_all(std::span<S> out, counts_span const* out_counts, input_span<S> in,
-                  counts_span const* in_counts, site where) const {
+  [[gnu::always_inline]] call all_to_all(std::span<S> out, counts_span const* out_counts, input_span<S> in,
+                                         counts_span const* in_counts, site where) const {
     constexpr auto what = collective::all_to_all;
     auto c = describe<S>(what, out, in, where);
     if (in_counts != nullptr) {
@@ -128,15 +132,15 @@ public:
       expect(c.out_items, c.in_items, "out", what, where);
     }
     if (auto const item = bytes_of(c.type); overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(c, where);
+      refuse_overlap(c.what, where);
     return c;
   }
   template <class S>
-  call send(std::span<S> data, int to, int tag, site where) const {
+  [[gnu::always_inline]] call send(std::span<S> data, int to, int tag, site where) const {
     return message<std::remove_const_t<S>>(collective::send, {}, data, to, tag, where);
   }
   template <message_scalar S>
-  call receive(std::span<S> data, int from, int tag, site where) const {
+  [[gnu::always_inline]] call receive(std::span<S> data, int from, int tag, site where) const {
     return message<S>(collective::receive, data, {}, from, tag, where);
   }
 
@@ -196,10 +200,10 @@ private:
     auto const item = bytes_of(c.type);
     auto const distance = reinterpret_cast<std::intptr_t>(c.in) - reinterpret_cast<std::intptr_t>(c.out);
     if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(c, where);
+      refuse_overlap(c.what, where);
   }
-  [[noreturn]] void refuse_overlap(call const& c, site where) const {
-    throw size_error("E-comm-005", where, name_of(c.what), ": `in` and `out` overlap on rank ", rank,
+  [[noreturn, gnu::cold]] void refuse_overlap(collective what, site where) const {
+    throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", rank,
                      " in a way that this call does not allow");
   }
 

@@ -215,15 +215,22 @@ private:
   void meter_call(call const& c) noexcept {
     engine_->meter.count(c.what, (c.in_items > c.out_items ? c.in_items : c.out_items) * bytes_of(c.type));
   }
-  /// Always inlined: every field of `c` is known here, so that a plain call is the transport's one call.
+  /// Always inlined, and `c` never given away whole, so that it needs no memory: what is left of a plain call
+  /// is the transport's one call.
   [[gnu::always_inline]] void block(call const& c) {
-    timed_scope timer(engine_->meter, c.what);
-    meter_call(c);
     if constexpr (direct_transport<T>)
-      if (engine_->plain() && !(c.reduces() && c.order == summation::rank_order) && !needs_staging(c)) {
+      if (engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
+          !(c.reduces() && c.order == summation::rank_order)) {
+        meter_call(c);
         if (!c.is_point_to_point()) ++engine_->sequence;
         return engine_->transport.run(transfer_of(c));
       }
+    block_in_steps(call{c.what, c.type, c.in, c.out, c.in_items, c.out_items, c.count, c.in_counts,
+                        c.out_counts, c.root, c.tag, c.operation, c.order, c.combine, c.where});
+  }
+  [[gnu::noinline]] void block_in_steps(call const& c) {
+    timed_scope timer(engine_->meter, c.what);
+    meter_call(c);
     engine_->complete(engine_->begin(c, true));
   }
   request start(call const& c) {

@@ -11,12 +11,15 @@
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
-inline void check_mpi(int code, char const* what, site where) {
-  if (code == MPI_SUCCESS) return;
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_mpi(int code, char const* what, site where) {
   char text[MPI_MAX_ERROR_STRING] = "unknown error";
   int length = 0;
   (void)MPI_Error_string(code, text, &length); // where even this fails, the text stands
   throw library_error("E-comm-030", where, "MPI: ", what, " failed: ", static_cast<char const*>(text));
+}
+
+inline void check_mpi(int code, char const* what, site where) {
+  if (code != MPI_SUCCESS) throw_mpi(code, what, where);
 }
 
 /// MPI's own form of the reduction of 16-bit floats: pairs, each sum rounded to the storage type.
@@ -76,7 +79,8 @@ public:
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
 
-  void run(transfer const& t) {
+  /// Always inlined: where the kind of call is known, this is that call and the look at its return code.
+  [[gnu::always_inline]] void run(transfer const& t) {
     if (t.what == collective::receive) {
       MPI_Status status;
       check_mpi(MPI_Recv_c(t.out, t.count, type_of(t.type), t.root, t.tag, held_.lanes[0], &status),
