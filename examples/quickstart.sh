@@ -10,7 +10,7 @@ set -euo pipefail
 here=$PWD
 cd "$(dirname "$0")/.."
 
-data= run=runs/quickstart rest=()
+data='' run=runs/quickstart rest=()
 absolute() { case "$1" in /*) echo "$1" ;; *) echo "$here/$1" ;; esac; }
 while [ $# -gt 0 ]; do
   case "$1" in
