@@ -7,8 +7,8 @@
 //     each rank takes its share of the batch's sequences, in an order that depends on the seed alone
 //     for each micro-batch:  loss += forward(tokens);  gradients += backward()      (sums, not means)
 //     gradients = sum over ranks, bucket by bucket while backward still runs
-//     weights   = AdamW(gradients / number of tokens, clipped by their global norm, learning rate of the
-//     step) now and then: validation loss, checkpoint
+//     weights   = AdamW(gradients / number of tokens, clipped by their global norm)
+//     now and then: validation loss, checkpoint
 //   at the end: full validation, loss.svg, summary.json, a sample of text
 //
 // The loop itself is train/trainer.hpp; this program chooses what it runs on:
@@ -47,6 +47,10 @@ train::command_line_text const help{
         "  Go on from the latest checkpoint with another learning rate, on purpose:\n"
         "    train_gpt --data book.txt --run first --learning-rate 5e-4 --allow-difference learning_rate\n"};
 
+/// Seconds without a sign from another rank after which a rank says whom it waits for, and the run ends.
+/// Longer than rank 0 takes to write a checkpoint.
+constexpr double stall_limit = 600;
+
 /// One rank's share of the machine, unless the settings say otherwise.
 int threads_of_a_rank(train::settings const& s, int ranks) {
   if (s.threads > 0) return narrow<int>(s.threads);
@@ -78,7 +82,8 @@ int run(comm::mpi& world, int argc, char** argv) {
                          world.size(), " processes, which are the ranks: leave it at 1");
     train_on(world, *s, "mpi");
   } else {
-    comm::run_threads(narrow<int>(s->ranks), [&](comm::threads& ranks) { train_on(ranks, *s, "threads"); });
+    comm::run_threads(narrow<int>(s->ranks), [&](comm::threads& ranks) { train_on(ranks, *s, "threads"); },
+                      {.stall_limit = stall_limit});
   }
   return 0;
 }
@@ -86,13 +91,16 @@ int run(comm::mpi& world, int argc, char** argv) {
 } // namespace
 
 int main(int argc, char** argv) {
-  return comm::run_mpi(argc, argv, [&](comm::mpi& world) {
-    if (world.size() > 1) return run(world, argc, argv); // run_mpi prints an error and ends all ranks
-    try {
-      return run(world, argc, argv);
-    } catch (std::exception const& fault) {
-      std::fprintf(stderr, "train_gpt: %s\n", fault.what());
-      return 1;
-    }
-  });
+  return comm::run_mpi(argc, argv,
+                       [&](comm::mpi& world) {
+                         if (world.size() > 1)
+                           return run(world, argc, argv); // run_mpi prints an error and ends all ranks
+                         try {
+                           return run(world, argc, argv);
+                         } catch (std::exception const& fault) {
+                           std::fprintf(stderr, "train_gpt: %s\n", fault.what());
+                           return 1;
+                         }
+                       },
+                       {.stall_limit = stall_limit});
 }
