@@ -91,16 +91,14 @@ int run(comm::mpi& world, int argc, char** argv) {
 } // namespace
 
 int main(int argc, char** argv) {
-  return comm::run_mpi(argc, argv,
-                       [&](comm::mpi& world) {
-                         if (world.size() > 1)
-                           return run(world, argc, argv); // run_mpi prints an error and ends all ranks
-                         try {
-                           return run(world, argc, argv);
-                         } catch (std::exception const& fault) {
-                           std::fprintf(stderr, "train_gpt: %s\n", fault.what());
-                           return 1;
-                         }
-                       },
-                       {.stall_limit = stall_limit});
+  auto const body = [&](comm::mpi& world) {
+    if (world.size() > 1) return run(world, argc, argv); // run_mpi prints an error and ends all ranks
+    try {
+      return run(world, argc, argv);
+    } catch (std::exception const& fault) {
+      std::fprintf(stderr, "train_gpt: %s\n", fault.what());
+      return 1;
+    }
+  };
+  return comm::run_mpi(argc, argv, body, {.stall_limit = stall_limit});
 }
