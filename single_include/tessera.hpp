@@ -1244,16 +1244,27 @@ public:
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// An object of type `Handle` that lives as long as this space, default-constructed at the first call:
-  /// where an operation keeps engines, compiled kernels and scratch memory between calls.
-  template <std::default_initializable Handle>
+  /// An object of type `Handle` that lives as long as this space, made at the first call: where an operation
+  /// keeps engines, compiled kernels and scratch memory between calls. One that takes memory is made from the
+  /// account that counts it.
+  template <class Handle>
+    requires(std::default_initializable<Handle> || std::constructible_from<Handle, memory_account>)
   Handle& handle() {
     for (auto& entry : handles_)
       if (entry.type == &tag_of<Handle>) return *static_cast<Handle*>(entry.object);
     handles_.reserve(handles_.size() + 1);
-    auto* object = new Handle();
+    Handle* object = nullptr;
+    if constexpr (std::constructible_from<Handle, memory_account>)
+      object = new Handle(memory_account{&scratch_, memory_kind::other});
+    else
+      object = new Handle();
     handles_.push_back({&tag_of<Handle>, object, [](void* held) { delete static_cast<Handle*>(held); }});
     return *object;
+  }
+
+  /// Memory that operations keep in handles of this space.
+  memory_meter const& scratch() const noexcept {
+    return scratch_;
   }
 
   /// Records a sentence for the program to show once, such as a slower path that the processor forces.
@@ -1277,6 +1288,7 @@ private:
   };
 
   int threads_;
+  memory_meter scratch_;
   std::vector<attached> handles_;
   std::vector<std::string> notes_;
 };
@@ -1595,14 +1607,17 @@ template <class Value>
 template <class Tag>
 class scratch {
 public:
+  explicit scratch(memory_account account) noexcept : account_(account) {}
+
   template <class T>
   T* take(index_t count, site where) {
     auto const bytes = count * static_cast<index_t>(sizeof(T));
-    if (bytes > memory_.bytes()) memory_ = buffer<host_memory>(bytes, {}, where);
+    if (bytes > memory_.bytes()) memory_ = buffer<host_memory>(bytes, account_, where);
     return static_cast<T*>(memory_.data());
   }
 
 private:
+  memory_account account_;
   buffer<host_memory> memory_;
 };
 
@@ -1987,6 +2002,9 @@ struct product_buffers {
   static constexpr index_t sum_rows = 2 * product_tuning::block_rows;
   static constexpr index_t sums = sum_rows * product_tuning::block_columns;
 
+  explicit product_buffers(memory_account counted) noexcept : account(counted) {}
+
+  memory_account account;
   std::vector<buffer<>> worker;
 
   /// At least `count` floats for each of `workers`.
@@ -1995,7 +2013,7 @@ struct product_buffers {
     auto const bytes = count * static_cast<index_t>(sizeof(float));
     for (int w = 0; w < workers; ++w)
       if (worker[static_cast<std::size_t>(w)].bytes() < bytes)
-        worker[static_cast<std::size_t>(w)] = buffer<>(bytes);
+        worker[static_cast<std::size_t>(w)] = buffer<>(bytes, account);
   }
   float* of(index_t w) noexcept { return static_cast<float*>(worker[static_cast<std::size_t>(w)].data()); }
 };
@@ -3505,6 +3523,8 @@ onednn_matrix onednn_matrix_of(view<T const, 2> x) {
 /// Compiled products of one execution space, by shape.
 class onednn_products {
 public:
+  explicit onednn_products(memory_account account) : account_(account) {}
+
   /// Whether products of bf16 are fast: oneDNN would emulate them, or refuse, on lesser processors.
   bool native_bf16() const noexcept { return native_bf16_; }
 
@@ -3557,7 +3577,7 @@ private:
       return dnnl::memory(shape, engine_, DNNL_MEMORY_NONE);
     };
     auto const scratch_bytes = static_cast<index_t>(plan.scratchpad_desc().get_size());
-    if (scratchpad_.bytes() < scratch_bytes) scratchpad_ = buffer<>(scratch_bytes);
+    if (scratchpad_.bytes() < scratch_bytes) scratchpad_ = buffer<>(scratch_bytes, account_);
     if (compiled_.size() == most) compiled_.clear();
     compiled_.push_back({threads,
                          c,
@@ -3578,6 +3598,7 @@ private:
                       dnnl_cpu_isa_avx512_core_bf16;
   bool widened_ = false;
   std::vector<compiled> compiled_;
+  memory_account account_;
   buffer<> scratchpad_;
 };
 
@@ -4276,12 +4297,14 @@ private:
   /// For each position a row of D / 2 cosines and D / 2 sines, computed in double.
   class tables {
   public:
+    explicit tables(memory_account account) noexcept : account_(account) {}
+
     float const* of(float theta, index_t half, index_t first, index_t count, site where) {
       auto const positions = element_count<1>({first + count}, where);
       for (auto& known : tables_)
-        if (known.theta == theta && known.half == half) return known.up_to(positions, where);
+        if (known.theta == theta && known.half == half) return known.up_to(positions, account_, where);
       tables_.push_back({theta, half, 0, {}});
-      return tables_.back().up_to(positions, where);
+      return tables_.back().up_to(positions, account_, where);
     }
 
   private:
@@ -4290,11 +4313,11 @@ private:
       index_t half, positions;
       buffer<host_memory> memory;
 
-      float const* up_to(index_t needed, site where) {
+      float const* up_to(index_t needed, memory_account account, site where) {
         if (needed > positions) {
           auto const size = 2 * positions > needed ? 2 * positions : needed;
           auto const count = element_count<3>({size, 2 * half, index_t{sizeof(float)}}, where);
-          memory = buffer<host_memory>(count, {}, where);
+          memory = buffer<host_memory>(count, account, where);
           positions = size;
           auto* row = static_cast<float*>(memory.data());
           for (index_t p = 0; p < size; ++p, row += 2 * half)
@@ -4309,6 +4332,7 @@ private:
         return static_cast<float const*>(memory.data());
       }
     };
+    memory_account account_;
     std::vector<table> tables_;
   };
 };
@@ -4645,6 +4669,7 @@ concept communicator = requires(C& c, std::span<float> out, std::span<float cons
   { c.rank() } -> std::same_as<int>;
   { c.size() } -> std::same_as<int>;
   { c.meter() } -> std::same_as<traffic_meter&>;
+  { c.memory() } -> std::same_as<memory_meter const&>;
   { c.options() } -> std::convertible_to<communicator_options>;
   c.barrier();
   c.broadcast(out, 0);
@@ -5463,7 +5488,7 @@ public:
   communicator_options const options;
   std::uint64_t const group;
   traffic_meter meter;
-  memory_account account{nullptr, memory_kind::communication};
+  memory_meter memory;
   std::int64_t sequence = 0;
 
   /// Whether a call of one step may go straight to the transport.
@@ -5567,6 +5592,7 @@ public:
   void lose() noexcept { lost_ = true; }
 
 private:
+  memory_account account() noexcept { return {&memory, memory_kind::communication}; }
   int rank() const noexcept { return transport.rank(); }
   int size() const noexcept { return transport.size(); }
 
@@ -5624,7 +5650,7 @@ private:
     if (!c.is_point_to_point()) ++sequence;
     if (signs_) one.sign = signature_of(c, size(), c.is_point_to_point() ? 0 : sequence, group, one.blocking);
     auto const tables = tables_of(one);
-    room(one.tables, tables.bytes(), account, c.where);
+    room(one.tables, tables.bytes(), account(), c.where);
     if (c.in_counts != nullptr) { // the caller may forget them
       copy(table(one, tables.given()), c.in_counts, size() * 8);
       c.in_counts = table(one, tables.given());
@@ -5633,7 +5659,7 @@ private:
         c.out_counts = table(one, tables.given() + size());
       }
     }
-    if (options.checked && !one.blocking) lend(one, account);
+    if (options.checked && !one.blocking) lend(one, account());
     if (tables.checked && !c.is_point_to_point() && size() > 1) {
       one.at = stage::signatures;
       auto* all = signatures(one);
@@ -5722,7 +5748,7 @@ private:
     auto step = transfer_of(c);
     if (!one.in_rank_order()) {
       if (needs_staging(c)) { // a native reduction into its own input
-        step.out = room(one.staged, c.out_items * bytes_of(c.type), account, c.where);
+        step.out = room(one.staged, c.out_items * bytes_of(c.type), account(), c.where);
         one.delivers = true;
       }
       return issue(one, step, true);
@@ -5736,7 +5762,7 @@ private:
     }
     one.whole = c.what != collective::reduce_scatter && n * item <= whole_vector_bytes;
     auto const mine = one.whole ? n : my_items(one);
-    step.out = room(one.pieces, size() * mine * item, account, c.where);
+    step.out = room(one.pieces, size() * mine * item, account(), c.where);
     step.root = -1;
     step.in_counts = step.out_counts = nullptr;
     if (one.whole) {
@@ -5935,8 +5961,8 @@ public:
   communicator_options options() const noexcept { return engine_->options; }
   traffic_meter& meter() noexcept { return engine_->meter; }
   traffic_meter const& meter() const noexcept { return engine_->meter; }
-  /// From now on memory for exchanges is counted here.
-  void count_memory(memory_meter& meter) noexcept { engine_->account = {&meter, memory_kind::communication}; }
+  /// What this communicator itself holds: memory for exchanges, kept from call to call.
+  memory_meter const& memory() const noexcept { return engine_->memory; }
   /// An upper bound of the memory that one all_reduce, reduce or reduce_scatter of n T in rank_order keeps at
   /// the unchecked level; calls one after another share it, requests in flight at once have one each.
   template <reducible_scalar R>
@@ -15260,6 +15286,8 @@ template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
 void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communicator,
             site where = site::here()) {
   auto peaks = peaks_of(t.memory());
+  auto const exchanges = peaks_of(t.ranks().memory()), scratch = peaks_of(t.space().scratch());
+  for (std::size_t kind = 0; kind < peaks.size(); ++kind) peaks[kind] += exchanges[kind] + scratch[kind];
   t.ranks().all_reduce(std::span<index_t>(peaks), {.operation = comm::reduction::max});
   on_root(
       t.ranks(),

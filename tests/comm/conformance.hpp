@@ -497,9 +497,8 @@ TEST_CASE("the meter counts calls and payload of each kind, and time when asked"
 
 TEST_CASE("exchange memory is counted, stays within its formula, and is not taken anew") {
   model::run([](auto& c) {
-    memory_meter memory;
     auto part = c.split(0, 0);
-    part.count_memory(memory);
+    auto const& memory = part.memory();
     auto data = values<bf16>(c.rank(), 5003);
     part.all_reduce(std::span(data));
     auto const taken = memory.allocations();

@@ -62,6 +62,21 @@ TEST_CASE("a handle is made once, kept, and destroyed with its space") {
   CHECK(counted::alive == 0);
 }
 
+namespace {
+struct holds_memory {
+  explicit holds_memory(memory_account account) : memory(1000, account) {}
+  buffer<> memory;
+};
+} // namespace
+
+TEST_CASE("the space counts the memory of its handles") {
+  exec::host ex({.threads = 1});
+  CHECK(ex.scratch().current() == 0);
+  ex.handle<holds_memory>();
+  ex.handle<holds_memory>();
+  CHECK(ex.scratch().current() == 1000);
+}
+
 TEST_CASE("a note is kept once") {
   exec::host ex({.threads = 1});
   ex.note("slower");

@@ -165,6 +165,7 @@ concept communicator = requires(C& c, std::span<float> out, std::span<float cons
   { c.rank() } -> std::same_as<int>;
   { c.size() } -> std::same_as<int>;
   { c.meter() } -> std::same_as<traffic_meter&>;
+  { c.memory() } -> std::same_as<memory_meter const&>;
   { c.options() } -> std::convertible_to<communicator_options>;
   c.barrier();
   c.broadcast(out, 0);

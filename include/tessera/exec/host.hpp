@@ -13,6 +13,7 @@
 #include <omp.h>
 #endif
 
+#include <tessera/core/memory.hpp>
 #include <tessera/exec/space.hpp>
 
 namespace tessera::inline TESSERA_ABI::exec {
@@ -94,16 +95,27 @@ public:
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// An object of type `Handle` that lives as long as this space, default-constructed at the first call:
-  /// where an operation keeps engines, compiled kernels and scratch memory between calls.
-  template <std::default_initializable Handle>
+  /// An object of type `Handle` that lives as long as this space, made at the first call: where an operation
+  /// keeps engines, compiled kernels and scratch memory between calls. One that takes memory is made from the
+  /// account that counts it.
+  template <class Handle>
+    requires(std::default_initializable<Handle> || std::constructible_from<Handle, memory_account>)
   Handle& handle() {
     for (auto& entry : handles_)
       if (entry.type == &tag_of<Handle>) return *static_cast<Handle*>(entry.object);
     handles_.reserve(handles_.size() + 1);
-    auto* object = new Handle();
+    Handle* object = nullptr;
+    if constexpr (std::constructible_from<Handle, memory_account>)
+      object = new Handle(memory_account{&scratch_, memory_kind::other});
+    else
+      object = new Handle();
     handles_.push_back({&tag_of<Handle>, object, [](void* held) { delete static_cast<Handle*>(held); }});
     return *object;
+  }
+
+  /// Memory that operations keep in handles of this space.
+  memory_meter const& scratch() const noexcept {
+    return scratch_;
   }
 
   /// Records a sentence for the program to show once, such as a slower path that the processor forces.
@@ -127,6 +139,7 @@ private:
   };
 
   int threads_;
+  memory_meter scratch_;
   std::vector<attached> handles_;
   std::vector<std::string> notes_;
 };

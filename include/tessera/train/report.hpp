@@ -110,6 +110,8 @@ template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
 void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communicator,
             site where = site::here()) {
   auto peaks = peaks_of(t.memory());
+  auto const exchanges = peaks_of(t.ranks().memory()), scratch = peaks_of(t.space().scratch());
+  for (std::size_t kind = 0; kind < peaks.size(); ++kind) peaks[kind] += exchanges[kind] + scratch[kind];
   t.ranks().all_reduce(std::span<index_t>(peaks), {.operation = comm::reduction::max});
   on_root(
       t.ranks(),

@@ -35,7 +35,7 @@ public:
   communicator_options const options;
   std::uint64_t const group;
   traffic_meter meter;
-  memory_account account{nullptr, memory_kind::communication};
+  memory_meter memory;
   std::int64_t sequence = 0;
 
   /// Whether a call of one step may go straight to the transport.
@@ -139,6 +139,7 @@ public:
   void lose() noexcept { lost_ = true; }
 
 private:
+  memory_account account() noexcept { return {&memory, memory_kind::communication}; }
   int rank() const noexcept { return transport.rank(); }
   int size() const noexcept { return transport.size(); }
 
@@ -196,7 +197,7 @@ private:
     if (!c.is_point_to_point()) ++sequence;
     if (signs_) one.sign = signature_of(c, size(), c.is_point_to_point() ? 0 : sequence, group, one.blocking);
     auto const tables = tables_of(one);
-    room(one.tables, tables.bytes(), account, c.where);
+    room(one.tables, tables.bytes(), account(), c.where);
     if (c.in_counts != nullptr) { // the caller may forget them
       copy(table(one, tables.given()), c.in_counts, size() * 8);
       c.in_counts = table(one, tables.given());
@@ -205,7 +206,7 @@ private:
         c.out_counts = table(one, tables.given() + size());
       }
     }
-    if (options.checked && !one.blocking) lend(one, account);
+    if (options.checked && !one.blocking) lend(one, account());
     if (tables.checked && !c.is_point_to_point() && size() > 1) {
       one.at = stage::signatures;
       auto* all = signatures(one);
@@ -294,7 +295,7 @@ private:
     auto step = transfer_of(c);
     if (!one.in_rank_order()) {
       if (needs_staging(c)) { // a native reduction into its own input
-        step.out = room(one.staged, c.out_items * bytes_of(c.type), account, c.where);
+        step.out = room(one.staged, c.out_items * bytes_of(c.type), account(), c.where);
         one.delivers = true;
       }
       return issue(one, step, true);
@@ -308,7 +309,7 @@ private:
     }
     one.whole = c.what != collective::reduce_scatter && n * item <= whole_vector_bytes;
     auto const mine = one.whole ? n : my_items(one);
-    step.out = room(one.pieces, size() * mine * item, account, c.where);
+    step.out = room(one.pieces, size() * mine * item, account(), c.where);
     step.root = -1;
     step.in_counts = step.out_counts = nullptr;
     if (one.whole) {

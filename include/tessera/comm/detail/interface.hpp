@@ -32,8 +32,8 @@ public:
   communicator_options options() const noexcept { return engine_->options; }
   traffic_meter& meter() noexcept { return engine_->meter; }
   traffic_meter const& meter() const noexcept { return engine_->meter; }
-  /// From now on memory for exchanges is counted here.
-  void count_memory(memory_meter& meter) noexcept { engine_->account = {&meter, memory_kind::communication}; }
+  /// What this communicator itself holds: memory for exchanges, kept from call to call.
+  memory_meter const& memory() const noexcept { return engine_->memory; }
   /// An upper bound of the memory that one all_reduce, reduce or reduce_scatter of n T in rank_order keeps at
   /// the unchecked level; calls one after another share it, requests in flight at once have one each.
   template <reducible_scalar R>

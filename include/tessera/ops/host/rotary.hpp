@@ -42,12 +42,14 @@ private:
   /// For each position a row of D / 2 cosines and D / 2 sines, computed in double.
   class tables {
   public:
+    explicit tables(memory_account account) noexcept : account_(account) {}
+
     float const* of(float theta, index_t half, index_t first, index_t count, site where) {
       auto const positions = element_count<1>({first + count}, where);
       for (auto& known : tables_)
-        if (known.theta == theta && known.half == half) return known.up_to(positions, where);
+        if (known.theta == theta && known.half == half) return known.up_to(positions, account_, where);
       tables_.push_back({theta, half, 0, {}});
-      return tables_.back().up_to(positions, where);
+      return tables_.back().up_to(positions, account_, where);
     }
 
   private:
@@ -56,11 +58,11 @@ private:
       index_t half, positions;
       buffer<host_memory> memory;
 
-      float const* up_to(index_t needed, site where) {
+      float const* up_to(index_t needed, memory_account account, site where) {
         if (needed > positions) {
           auto const size = 2 * positions > needed ? 2 * positions : needed;
           auto const count = element_count<3>({size, 2 * half, index_t{sizeof(float)}}, where);
-          memory = buffer<host_memory>(count, {}, where);
+          memory = buffer<host_memory>(count, account, where);
           positions = size;
           auto* row = static_cast<float*>(memory.data());
           for (index_t p = 0; p < size; ++p, row += 2 * half)
@@ -75,6 +77,7 @@ private:
         return static_cast<float const*>(memory.data());
       }
     };
+    memory_account account_;
     std::vector<table> tables_;
   };
 };

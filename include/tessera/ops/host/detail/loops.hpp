@@ -74,14 +74,17 @@ template <class Value>
 template <class Tag>
 class scratch {
 public:
+  explicit scratch(memory_account account) noexcept : account_(account) {}
+
   template <class T>
   T* take(index_t count, site where) {
     auto const bytes = count * static_cast<index_t>(sizeof(T));
-    if (bytes > memory_.bytes()) memory_ = buffer<host_memory>(bytes, {}, where);
+    if (bytes > memory_.bytes()) memory_ = buffer<host_memory>(bytes, account_, where);
     return static_cast<T*>(memory_.data());
   }
 
 private:
+  memory_account account_;
   buffer<host_memory> memory_;
 };
 

@@ -64,6 +64,8 @@ onednn_matrix onednn_matrix_of(view<T const, 2> x) {
 /// Compiled products of one execution space, by shape.
 class onednn_products {
 public:
+  explicit onednn_products(memory_account account) : account_(account) {}
+
   /// Whether products of bf16 are fast: oneDNN would emulate them, or refuse, on lesser processors.
   bool native_bf16() const noexcept { return native_bf16_; }
 
@@ -116,7 +118,7 @@ private:
       return dnnl::memory(shape, engine_, DNNL_MEMORY_NONE);
     };
     auto const scratch_bytes = static_cast<index_t>(plan.scratchpad_desc().get_size());
-    if (scratchpad_.bytes() < scratch_bytes) scratchpad_ = buffer<>(scratch_bytes);
+    if (scratchpad_.bytes() < scratch_bytes) scratchpad_ = buffer<>(scratch_bytes, account_);
     if (compiled_.size() == most) compiled_.clear();
     compiled_.push_back({threads,
                          c,
@@ -137,6 +139,7 @@ private:
                       dnnl_cpu_isa_avx512_core_bf16;
   bool widened_ = false;
   std::vector<compiled> compiled_;
+  memory_account account_;
   buffer<> scratchpad_;
 };
 

@@ -117,6 +117,9 @@ struct product_buffers {
   static constexpr index_t sum_rows = 2 * product_tuning::block_rows;
   static constexpr index_t sums = sum_rows * product_tuning::block_columns;
 
+  explicit product_buffers(memory_account counted) noexcept : account(counted) {}
+
+  memory_account account;
   std::vector<buffer<>> worker;
 
   /// At least `count` floats for each of `workers`.
@@ -125,7 +128,7 @@ struct product_buffers {
     auto const bytes = count * static_cast<index_t>(sizeof(float));
     for (int w = 0; w < workers; ++w)
       if (worker[static_cast<std::size_t>(w)].bytes() < bytes)
-        worker[static_cast<std::size_t>(w)] = buffer<>(bytes);
+        worker[static_cast<std::size_t>(w)] = buffer<>(bytes, account);
   }
   float* of(index_t w) noexcept { return static_cast<float*>(worker[static_cast<std::size_t>(w)].data()); }
 };
