@@ -1,7 +1,6 @@
 // requires: json
 #include <doctest/doctest.h>
 
-
 #include <tessera/io/safetensors.hpp>
 
 #include "support/temporary_folder.hpp"

@@ -132,7 +132,8 @@ public:
   std::fflush(stdout);
   std::fprintf(stderr, "rank %d: %s\n", rank, what);
   std::fflush(stderr);
-  // mpiexec forwards what a process printed while that process lives: without a pause the message may be lost.
+  // mpiexec forwards what a process printed while that process lives: without a pause the message may be
+  // lost.
   timespec const pause{0, 200'000'000};
   (void)::nanosleep(&pause, nullptr);
   (void)MPI_Abort(MPI_COMM_WORLD, 1);
