@@ -42,7 +42,7 @@ def expand(name, emitted, read, certain=True):
     emitted.add(name)
     text = read(name)
     lines = []
-    if certain and WHOLLY_CONDITIONAL.search(text):
+    if certain and name != "tessera/tessera.hpp" and WHOLLY_CONDITIONAL.search(text):
         for included in (m.group(1) for m in map(INCLUDE.match, text.splitlines()) if m):
             if included not in emitted:
                 lines += expand(included, emitted, read)
