@@ -4717,1976 +4717,6 @@ concept communicator = requires(C& c, std::span<float> out, std::span<float cons
 } // namespace tessera::inline TESSERA_ABI::comm
 
 #endif
-#if defined(TESSERA_WITH_MPI)
-/// Ranks on MPI: an MPI_Comm that the host application has, or a program of our own.
-///
-///     comm::mpi ranks(my_comm);                       // borrowed: duplicated, never touched otherwise
-///     ranks.all_reduce(std::span(values), {.order = comm::summation::native});
-///
-///     int main(int argc, char** argv) {               // prints and aborts all ranks if one throws
-///       return comm::run_mpi(argc, argv, [](comm::mpi& world) { train(world); });
-///     }
-///
-/// Cost: one MPI call each, except reductions in rank_order (two; one up to 2 KiB) and communicators that are
-/// checked (one more) or have a stall limit (non-blocking calls and polling). Counts are 64-bit (MPI-4).
-#ifndef TESSERA_COMM_MPI_HPP
-#define TESSERA_COMM_MPI_HPP
-
-#include <cstdio>
-#include <ctime>
-
-#include <mpi.h>
-
-/// The typed calls of every communicator, written once: lengths checked, the call described, metered, and
-/// handed to the engine. The contract of each stands at `comm::communicator`.
-#ifndef TESSERA_COMM_DETAIL_INTERFACE_HPP
-#define TESSERA_COMM_DETAIL_INTERFACE_HPP
-
-#include <vector>
-
-/// Checks what a caller gave and puts it into a `call`: lengths, counts, roots, overlaps. Nothing is sent.
-#ifndef TESSERA_COMM_DETAIL_DESCRIBE_HPP
-#define TESSERA_COMM_DETAIL_DESCRIBE_HPP
-
-/// The arithmetic of rank_order: element by element, rank 0 first, accumulated in fp32 or better, rounded
-/// once.
-#ifndef TESSERA_COMM_DETAIL_COMBINE_HPP
-#define TESSERA_COMM_DETAIL_COMBINE_HPP
-
-/// What one call is: the caller's words (`call`), the part of them on which ranks must agree (`signature`),
-/// and one step of carrying it out as a transport sees it (`transfer`).
-#ifndef TESSERA_COMM_DETAIL_CALL_HPP
-#define TESSERA_COMM_DETAIL_CALL_HPP
-
-namespace tessera::inline TESSERA_ABI::comm::detail {
-
-/// Element types by number, so that transports need no templates and ranks can compare them.
-enum class element : std::uint8_t { bytes, bf16, fp16, fp32, fp64, i8, i16, i32, i64, u8, u16, u32, u64 };
-
-template <message_scalar T>
-constexpr element element_of() noexcept {
-  if constexpr (std::same_as<T, std::byte>)
-    return element::bytes;
-  else if constexpr (std::same_as<T, tessera::bf16>)
-    return element::bf16;
-  else if constexpr (std::same_as<T, tessera::fp16>)
-    return element::fp16;
-  else if constexpr (std::same_as<T, float>)
-    return element::fp32;
-  else if constexpr (std::same_as<T, double>)
-    return element::fp64;
-  else {
-    constexpr auto first = std::signed_integral<T> ? element::i8 : element::u8;
-    constexpr int power = sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3;
-    return static_cast<element>(static_cast<int>(first) + power);
-  }
-}
-constexpr index_t bytes_of(element type) noexcept {
-  constexpr index_t bytes[] = {1, 2, 2, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8};
-  return bytes[static_cast<int>(type)];
-}
-constexpr char const* name_of(element type) noexcept {
-  constexpr char const* names[] = {"bytes", "bf16",  "fp16",  "fp32",   "fp64",   "int8",  "int16",
-                                   "int32", "int64", "uint8", "uint16", "uint32", "uint64"};
-  return names[static_cast<int>(type)];
-}
-constexpr bool is_integer(element type) noexcept {
-  return type >= element::i8;
-}
-
-/// Reduces `n` elements of `ranks` pieces, `stride` elements apart, in rank order. False: integer overflow.
-using combine_function = bool (*)(void* out, void const* pieces, index_t n, index_t stride, int ranks,
-                                  reduction operation);
-
-/// A call as its caller made it. Of `in` and `out` either may be absent on this rank; `count` is the part of
-/// one rank in the equal forms, all of it in the others.
-struct call {
-  collective what = collective::barrier;
-  element type = element::bytes;
-  void const* in = nullptr;
-  void* out = nullptr;
-  index_t in_items = 0, out_items = 0;
-  index_t count = 0;
-  index_t const* in_counts = nullptr;  // all_to_all_v: mine; the other _v forms: the one set of counts
-  index_t const* out_counts = nullptr; // all_to_all_v only
-  int root = -1;                       // or the peer of send and receive
-  int tag = -1;
-  reduction operation = reduction::sum;
-  summation order = summation::native; // rank_order in reductions that ask for it
-  combine_function combine = nullptr;
-  site where{};
-
-  bool reduces() const noexcept {
-    return what == collective::reduce || what == collective::all_reduce || what == collective::reduce_scatter;
-  }
-  bool is_point_to_point() const noexcept { return what == collective::send || what == collective::receive; }
-  bool has_own_counts() const noexcept { return what == collective::all_to_all && in_counts != nullptr; }
-};
-
-/// On what ranks must agree, and where this rank stands. Fixed size, no pointers: it travels.
-struct signature {
-  std::int64_t sequence = 0;
-  std::int64_t count = 0;
-  std::uint64_t counts_digest = 0; // of the _v forms' counts
-  std::uint64_t group = 0;
-  std::int32_t root = -1;
-  collective what = collective::barrier;
-  element type = element::bytes;
-  reduction operation = reduction::sum;
-  summation order = summation::native;
-  bool blocking = true;
-  char place[64] = {}; // the caller's file:line
-
-  friend bool agree(signature const& a, signature const& b) noexcept {
-    return a.sequence == b.sequence && a.count == b.count && a.counts_digest == b.counts_digest &&
-           a.root == b.root && a.what == b.what && a.type == b.type && a.operation == b.operation &&
-           a.order == b.order && a.blocking == b.blocking;
-  }
-};
-
-/// A 64-bit digest of bytes, for finding changes; not for adversaries.
-inline std::uint64_t digest_of(void const* data, std::size_t bytes, std::uint64_t seed = 0) noexcept {
-  auto const* at = static_cast<unsigned char const*>(data);
-  auto digest = seed ^ (bytes * 0x9e3779b97f4a7c15u);
-  for (; bytes > 0;) {
-    std::uint64_t word = 0;
-    auto const step = bytes < 8 ? bytes : std::size_t{8};
-    std::memcpy(&word, at, step);
-    digest = (digest ^ word) * 0xff51afd7ed558ccdu;
-    digest ^= digest >> 32;
-    at += step;
-    bytes -= step;
-  }
-  return digest;
-}
-
-inline signature signature_of(call const& c, int ranks, std::int64_t sequence, std::uint64_t group,
-                              bool blocking) noexcept {
-  signature s;
-  s.sequence = sequence;
-  s.group = group;
-  s.count = c.has_own_counts() ? 0 : c.count;
-  if (c.in_counts != nullptr)
-    s.counts_digest =
-        c.has_own_counts() ? 1 : digest_of(c.in_counts, sizeof(index_t) * static_cast<std::size_t>(ranks), 2);
-  s.root = c.root;
-  s.what = c.what;
-  s.type = c.type;
-  s.operation = c.operation;
-  s.order = c.order;
-  s.blocking = blocking;
-  char const* file = c.where.file;
-  for (auto const* p = file; *p != '\0'; ++p)
-    if (*p == '/') file = p + 1;
-  __builtin_snprintf(s.place, sizeof s.place, "%.50s:%d", file, c.where.line);
-  return s;
-}
-
-/// "all_reduce (sum, rank_order) of 12 fp32 at solver.cpp:33 (collective 7 of its communicator)".
-inline std::string text_of(signature const& s) {
-  auto text = std::string(s.blocking ? "" : "start_") + name_of(s.what);
-  bool const reduces = s.what == collective::reduce || s.what == collective::all_reduce ||
-                       s.what == collective::reduce_scatter;
-  if (reduces) text += tessera::text_of(" (", name_of(s.operation), ", ", name_of(s.order), ")");
-  if (s.what == collective::send || s.what == collective::receive)
-    text += tessera::text_of(s.what == collective::send ? " to rank " : " from rank ", s.root);
-  else if (s.root >= 0)
-    text += tessera::text_of(" with root ", s.root);
-  if (s.what == collective::all_to_all && s.counts_digest != 0)
-    text += tessera::text_of(" of ", name_of(s.type), " with counts of each rank");
-  else if (s.what != collective::barrier && s.what != collective::split)
-    text += tessera::text_of(" of ", s.count, " ", name_of(s.type));
-  if (s.counts_digest > 1)
-    text += tessera::text_of(" (counts with digest ", static_cast<std::uint32_t>(s.counts_digest), ")");
-  text += tessera::text_of(" at ", static_cast<char const*>(s.place));
-  if (s.sequence > 0) text += tessera::text_of(" (collective ", s.sequence, " of its communicator)");
-  return text;
-}
-
-/// One movement of data, as a transport carries it out. Reductions that appear here are native ones.
-struct transfer {
-  collective what = collective::barrier;
-  element type = element::bytes;
-  void const* in = nullptr;
-  void* out = nullptr;
-  index_t count = 0;                   // of one rank (equal forms), or of the whole message
-  index_t const* in_counts = nullptr;  // what this rank sends to each
-  index_t const* out_counts = nullptr; // what this rank receives from each
-  int root = -1;
-  int tag = -1;
-  reduction operation = reduction::sum;
-  /// Steps after a call's first one travel in a lane of their own: their order among first steps of other
-  /// calls differs from rank to rank.
-  int step = 0;
-  signature const* sign = nullptr; // null where nobody will ask
-  site where{};
-};
-
-inline transfer transfer_of(call const& c) noexcept {
-  transfer t;
-  t.what = c.what == collective::split ? collective::all_gather : c.what;
-  t.type = c.type;
-  t.in = c.in;
-  t.out = c.out;
-  t.count = c.count;
-  t.in_counts = c.in_counts;
-  t.out_counts = c.has_own_counts() ? c.out_counts : c.in_counts;
-  t.root = c.root;
-  t.tag = c.tag;
-  t.operation = c.operation;
-  t.where = c.where;
-  return t;
-}
-
-inline std::byte* at(void* base, index_t offset) noexcept {
-  return static_cast<std::byte*>(base) + offset;
-}
-inline std::byte const* at(void const* base, index_t offset) noexcept {
-  return static_cast<std::byte const*>(base) + offset;
-}
-inline void copy(void* to, void const* from, index_t bytes) noexcept {
-  if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
-}
-inline bool overlap(void const* a, index_t a_bytes, void const* b, index_t b_bytes) noexcept {
-  auto const x = reinterpret_cast<std::uintptr_t>(a), y = reinterpret_cast<std::uintptr_t>(b);
-  return a_bytes > 0 && b_bytes > 0 && x < y + static_cast<std::uintptr_t>(b_bytes) &&
-         y < x + static_cast<std::uintptr_t>(a_bytes);
-}
-
-/// Where part `rank` begins: its number times `count`, or what the counts before it add up to.
-inline index_t offset_of(int rank, index_t count, index_t const* counts) noexcept {
-  if (counts == nullptr) return count * rank;
-  index_t offset = 0;
-  for (int r = 0; r < rank; ++r) offset += counts[r];
-  return offset;
-}
-
-} // namespace tessera::inline TESSERA_ABI::comm::detail
-
-#endif
-
-namespace tessera::inline TESSERA_ABI::comm::detail {
-
-template <class T>
-struct accumulator {
-  using type = T;
-};
-template <storage_scalar T>
-struct accumulator<T> {
-  using type = float;
-};
-template <class T>
-using accumulator_t = typename accumulator<T>::type;
-
-/// The larger or smaller of two; a NaN of either is the result.
-template <class A>
-constexpr A larger(A a, A b) noexcept {
-  return (b > a || b != b) && a == a ? b : a;
-}
-template <class A>
-constexpr A smaller(A a, A b) noexcept {
-  return (b < a || b != b) && a == a ? b : a;
-}
-
-/// a[i] becomes a[i] combined with b[i]. False where an integer sum overflowed.
-template <class A, class T>
-bool combine_into(A* a, T const* b, index_t n, reduction operation) noexcept {
-  if (operation == reduction::max) {
-    for (index_t i = 0; i < n; ++i) a[i] = larger(a[i], static_cast<A>(b[i]));
-  } else if (operation == reduction::min) {
-    for (index_t i = 0; i < n; ++i) a[i] = smaller(a[i], static_cast<A>(b[i]));
-  } else if constexpr (std::integral<A>) {
-    bool overflow = false;
-    for (index_t i = 0; i < n; ++i) overflow |= __builtin_add_overflow(a[i], b[i], &a[i]);
-    return !overflow;
-  } else {
-    for (index_t i = 0; i < n; ++i) a[i] += static_cast<A>(b[i]);
-  }
-  return true;
-}
-
-/// out[i] = reduction over r of pieces[r * stride + i]. `out` may be the first piece. Works through tiles
-/// that stay in the first-level cache.
-template <reducible_scalar T>
-bool combine(void* out_bytes, void const* piece_bytes, index_t n, index_t stride, int ranks,
-             reduction operation) {
-  constexpr index_t tile = 1024;
-  auto* out = static_cast<T*>(out_bytes);
-  auto const* pieces = static_cast<T const*>(piece_bytes);
-  accumulator_t<T> sum[tile];
-  bool exact = true;
-  for (index_t begin = 0; begin < n; begin += tile) {
-    auto const length = n - begin < tile ? n - begin : tile;
-    for (index_t i = 0; i < length; ++i) sum[i] = static_cast<accumulator_t<T>>(pieces[begin + i]);
-    for (int r = 1; r < ranks; ++r)
-      exact &= combine_into(sum, pieces + r * stride + begin, length, operation);
-    for (index_t i = 0; i < length; ++i) out[begin + i] = static_cast<T>(sum[i]);
-  }
-  return exact;
-}
-
-} // namespace tessera::inline TESSERA_ABI::comm::detail
-
-#endif
-
-namespace tessera::inline TESSERA_ABI::comm::detail {
-
-/// Inputs do not take part in deduction: spans of mutable elements and containers convert.
-template <class S>
-using input_span = std::type_identity_t<std::span<S const>>;
-using counts_span = std::span<index_t const>;
-
-/// Describes calls of one rank. Every function throws size_error for what does not fit.
-class describer {
-public:
-  describer(int my_rank, int ranks) noexcept : rank(my_rank), size(ranks) {}
-
-  static call named(collective what, site where) noexcept {
-    call c;
-    c.what = what;
-    c.where = where;
-    return c;
-  }
-
-  template <message_scalar S>
-  [[gnu::always_inline]] call broadcast(std::span<S> data, int root, site where) const {
-    check_rank(root, "root", collective::broadcast, where);
-    bool const gives = rank == root;
-    auto c = describe<S>(collective::broadcast, gives ? std::span<S>() : data, gives ? data : std::span<S>(),
-                         where);
-    c.count = static_cast<index_t>(data.size());
-    c.root = root;
-    return c;
-  }
-  template <reducible_scalar S>
-  static void reduce_with(call& c, reduce_options how) noexcept {
-    c.operation = how.operation;
-    c.order = how.order;
-    c.combine = &combine<S>;
-  }
-  template <reducible_scalar S>
-  [[gnu::always_inline]] call reduce(std::span<S> out, input_span<S> in, int root, reduce_options how,
-                                     site where) const {
-    check_rank(root, "root", collective::reduce, where);
-    if (rank != root) out = {};
-    auto c = describe<S>(collective::reduce, out, in, where);
-    if (rank == root) expect(c.out_items, c.in_items, "out", c.what, where);
-    forbid_overlap(c, 0, where);
-    c.count = c.in_items;
-    c.root = root;
-    reduce_with<S>(c, how);
-    return c;
-  }
-  template <reducible_scalar S>
-  [[gnu::always_inline]] call all_reduce(std::span<S> out, input_span<S> in, reduce_options how,
-                                         site where) const {
-    auto c = describe<S>(collective::all_reduce, out, in, where);
-    expect(c.out_items, c.in_items, "out", c.what, where);
-    forbid_overlap(c, 0, where);
-    c.count = c.in_items;
-    reduce_with<S>(c, how);
-    return c;
-  }
-  template <reducible_scalar S>
-  [[gnu::always_inline]] call reduce_scatter(std::span<S> out, input_span<S> in, counts_span const* counts,
-                                             reduce_options how, site where) const {
-    auto c = describe<S>(collective::reduce_scatter, out, in, where);
-    if (counts != nullptr) {
-      c.count = sum_of(*counts, "counts", c.what, where);
-      c.in_counts = counts->data();
-      expect(c.in_items, c.count, "in", c.what, where);
-      expect(c.out_items, c.in_counts[rank], "out", c.what, where);
-    } else {
-      c.count = c.out_items;
-      expect(c.in_items, times_size(c.out_items, "out", c.what, where), "in", c.what, where);
-    }
-    reduce_with<S>(c, how);
-    return c;
-  }
-  template <message_scalar S>
-  [[gnu::always_inline]] call gather(collective what, std::span<S> out, input_span<S> in,
-                                     counts_span const* counts, int root, site where) const {
-    bool const receives = what == collective::all_gather || rank == root;
-    if (what == collective::gather) check_rank(root, "root", what, where);
-    if (!receives) out = {};
-    auto c = describe<S>(what, out, in, where);
-    c.root = root;
-    c.count = c.in_items;
-    auto all = times_size(c.in_items, "in", what, where);
-    if (counts != nullptr) {
-      c.count = all = sum_of(*counts, "counts", what, where);
-      c.in_counts = counts->data();
-      expect(c.in_items, c.in_counts[rank], "in", what, where);
-    }
-    if (receives) expect(c.out_items, all, "out", what, where);
-    forbid_overlap(c, my_offset(c), where);
-    return c;
-  }
-  template <message_scalar S>
-  [[gnu::always_inline]] call scatter(std::span<S> out, input_span<S> in, counts_span const* counts, int root,
-                                      site where) const {
-    constexpr auto what = collective::scatter;
-    check_rank(root, "root", what, where);
-    if (rank != root) in = {};
-    auto c = describe<S>(what, out, in, where);
-    c.root = root;
-    c.count = c.out_items;
-    auto all = times_size(c.out_items, "out", what, where);
-    if (counts != nullptr) {
-      c.count = all = sum_of(*counts, "counts", what, where);
-      c.in_counts = counts->data();
-      expect(c.out_items, c.in_counts[rank], "out", what, where);
-    }
-    if (rank == root) expect(c.in_items, all, "in", what, where);
-    forbid_overlap(c, -my_offset(c), where);
-    return c;
-  }
-  template <message_scalar S>
-  [[gnu::always_inline]] call all_to_all(std::span<S> out, counts_span const* out_counts, input_span<S> in,
-                                         counts_span const* in_counts, site where) const {
-    constexpr auto what = collective::all_to_all;
-    auto c = describe<S>(what, out, in, where);
-    if (in_counts != nullptr) {
-      expect(c.out_items, sum_of(*out_counts, "out_counts", what, where), "out", what, where);
-      expect(c.in_items, sum_of(*in_counts, "in_counts", what, where), "in", what, where);
-      c.in_counts = in_counts->data();
-      c.out_counts = out_counts->data();
-    } else {
-      c.count = c.in_items / size;
-      expect(c.in_items, c.count * size, "in", what, where);
-      expect(c.out_items, c.in_items, "out", what, where);
-    }
-    if (auto const item = bytes_of(c.type); overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(c.what, where);
-    return c;
-  }
-  template <class S>
-  [[gnu::always_inline]] call send(std::span<S> data, int to, int tag, site where) const {
-    return message<std::remove_const_t<S>>(collective::send, {}, data, to, tag, where);
-  }
-  template <message_scalar S>
-  [[gnu::always_inline]] call receive(std::span<S> data, int from, int tag, site where) const {
-    return message<S>(collective::receive, data, {}, from, tag, where);
-  }
-
-private:
-  template <message_scalar S>
-  call message(collective what, std::span<S> out, std::span<S const> in, int peer, int tag,
-               site where) const {
-    check_rank(peer, what == collective::send ? "to" : "from", what, where);
-    if (tag < 0 || tag > 32767)
-      throw size_error("E-comm-006", where, name_of(what), ": `tag` is ", tag, " on rank ", rank,
-                       ", need 0 to 32767");
-    auto c = describe<S>(what, out, in, where);
-    c.count = c.in_items + c.out_items;
-    c.root = peer;
-    c.tag = tag;
-    return c;
-  }
-  template <message_scalar S>
-  static call describe(collective what, std::span<S> out, std::span<S const> in, site where) noexcept {
-    auto c = named(what, where);
-    c.type = element_of<S>();
-    c.in = in.data();
-    c.out = out.data();
-    c.in_items = static_cast<index_t>(in.size());
-    c.out_items = static_cast<index_t>(out.size());
-    return c;
-  }
-  void expect(index_t items, index_t expected, char const* which, collective what, site where) const {
-    if (items != expected)
-      throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items,
-                       " elements on rank ", rank, " of ", size, ", need ", expected);
-  }
-  void check_rank(int root, char const* which, collective what, site where) const {
-    if (root < 0 || root >= size)
-      throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", rank,
-                       ", need 0 to ", size - 1);
-  }
-  index_t sum_of(counts_span counts, char const* which, collective what, site where) const {
-    expect(static_cast<index_t>(counts.size()), size, which, what, where);
-    index_t sum = 0;
-    for (auto each : counts)
-      if (each < 0 || __builtin_add_overflow(sum, each, &sum))
-        throw size_error("E-comm-003", where, name_of(what), ": `", which, "` on rank ", rank,
-                         " has an impossible count, ", each);
-    return sum;
-  }
-  index_t times_size(index_t items, char const* which, collective what, site where) const {
-    index_t product = 0;
-    if (__builtin_mul_overflow(items, index_t{size}, &product))
-      throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ",
-                       size, " ranks is more than 2^63 - 1 elements");
-    return product;
-  }
-  index_t my_offset(call const& c) const noexcept { return offset_of(rank, c.count, c.in_counts); }
-  /// `out` may begin `offset` elements before `in` does, and not overlap it otherwise.
-  void forbid_overlap(call const& c, index_t offset, site where) const {
-    auto const item = bytes_of(c.type);
-    auto const distance = reinterpret_cast<std::intptr_t>(c.in) - reinterpret_cast<std::intptr_t>(c.out);
-    if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(c.what, where);
-  }
-  [[noreturn, gnu::cold]] void refuse_overlap(collective what, site where) const {
-    throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", rank,
-                     " in a way that this call does not allow");
-  }
-
-  int rank, size;
-};
-
-} // namespace tessera::inline TESSERA_ABI::comm::detail
-
-#endif
-/// What a non-blocking call returns, and the clock of the traffic meter.
-#ifndef TESSERA_COMM_DETAIL_REQUEST_HPP
-#define TESSERA_COMM_DETAIL_REQUEST_HPP
-
-#include <ctime>
-
-/// Drives the operations of one communicator.
-///
-/// A call is one step or several (signatures, then data; exchange, then collect). The first step goes out at
-/// once, in program order, which is the same on all ranks. Later steps go out when those of all earlier calls
-/// have: again one order on all ranks, whichever request is waited for first.
-#ifndef TESSERA_COMM_DETAIL_ENGINE_HPP
-#define TESSERA_COMM_DETAIL_ENGINE_HPP
-
-/// Reads what ranks said they are doing: do they agree, and whom does a call that got stuck wait for?
-#ifndef TESSERA_COMM_DETAIL_AGREEMENT_HPP
-#define TESSERA_COMM_DETAIL_AGREEMENT_HPP
-
-#include <vector>
-
-namespace tessera::inline TESSERA_ABI::comm::detail {
-
-/// "rank 2 (it is in barrier at ...), rank 3 (it is in no call that waits)", seen from rank `self`, which is
-/// in `sign`. A rank that answered from the same or a later collective has arrived.
-inline std::string missing_ranks(signature const& sign, int self, std::vector<signature> const& theirs,
-                                 std::vector<char> const& answered) {
-  bool const message = sign.what == collective::send || sign.what == collective::receive;
-  std::string missing;
-  for (int r = 0; r < narrow<int>(theirs.size()); ++r) {
-    auto const i = static_cast<std::size_t>(r);
-    if (r == self || (message && r != sign.root)) continue;
-    if (!message && answered[i] != 0 && (theirs[i].sequence > sign.sequence || agree(theirs[i], sign)))
-      continue;
-    missing += tessera::text_of(missing.empty() ? "rank " : ", rank ", r);
-    missing += answered[i] != 0 ? " (it is in " + text_of(theirs[i]) + ")"
-                                : std::string(" (it is in no call that waits)");
-  }
-  return missing.empty() ? "the transfer itself: all ranks have arrived" : missing;
-}
-
-/// `all`: the signature of each rank.
-inline void compare_signatures(signature const* all, int ranks, int self, site where) {
-  for (int r = 1; r < ranks; ++r)
-    if (!agree(all[0], all[r]))
-      throw collective_mismatch("E-comm-010", where, "ranks called different collectives: rank 0 ",
-                                text_of(all[0]), ", rank ", r, " ", text_of(all[r]), "; this is rank ", self);
-}
-
-/// `all`: of each rank, what it sends to each and what it expects from each.
-inline void compare_counts(index_t const* all, int ranks, signature const& sign, site where) {
-  auto const p = index_t{ranks};
-  for (index_t from = 0; from < p; ++from)
-    for (index_t to = 0; to < p; ++to)
-      if (auto sent = all[from * 2 * p + to], expected = all[to * 2 * p + p + from]; sent != expected)
-        throw collective_mismatch("E-comm-011", where, text_of(sign), ": rank ", from, " sends ", sent,
-                                  " elements to rank ", to, ", which expects ", expected);
-}
-
-} // namespace tessera::inline TESSERA_ABI::comm::detail
-
-#endif
-/// How a call is carried out over a transport, written once for all models: signatures compared, buffers
-/// guarded, rank_order as exchange, sum and collect, and the order in which steps of several calls may go.
-#ifndef TESSERA_COMM_DETAIL_OPERATION_HPP
-#define TESSERA_COMM_DETAIL_OPERATION_HPP
-
-#include <exception>
-
-namespace tessera::inline TESSERA_ABI::comm::detail {
-
-/// Moves bytes between ranks.
-/// - start(t, ticket) begins a transfer, test(ticket) says whether it has ended; buffers stay in use between.
-/// - pause(patience, sign, where) returns when testing again may help; throws stalled past the limit.
-/// - abandon(ticket) gives a transfer up; false: the other side may still touch its buffers.
-/// - checks_signatures: start and test compare signatures themselves; reduces: there is a native reduction.
-template <class T>
-concept transport = requires(T& t, T const& constant, transfer const& step, typename T::ticket& ticket,
-                             typename T::patience& patience, signature const& sign) {
-  { constant.rank() } -> std::same_as<int>;
-  { constant.size() } -> std::same_as<int>;
-  { T::checks_signatures } -> std::convertible_to<bool>;
-  { T::reduces } -> std::convertible_to<bool>;
-  t.start(step, ticket);
-  { t.test(ticket) } -> std::same_as<bool>;
-  requires std::constructible_from<typename T::patience, T&>;
-  t.pause(patience, sign, step.where);
-  { t.abandon(ticket) } -> std::same_as<bool>;
-};
-
-/// A transport whose blocking calls are better than start and test: run(t) and wait(ticket).
-template <class T>
-concept direct_transport = transport<T> && requires(T& t, transfer const& step, typename T::ticket& ticket) {
-  t.run(step);
-  t.wait(ticket);
-};
-
-/// Memory that grows to what it is asked for and is kept: nothing is allocated once sizes repeat.
-inline void* room(buffer<>& memory, index_t bytes, memory_account account, site where) {
-  if (memory.bytes() < bytes) {
-    memory = buffer<>();
-    memory = buffer<>(bytes, account, where);
-  }
-  return memory.data();
-}
-
-/// Element at which slice `rank` of n elements over `ranks` begins.
-constexpr index_t slice_begin(index_t n, int ranks, int rank) noexcept {
-  auto const extra = n % ranks;
-  return n / ranks * rank + (rank < extra ? rank : extra);
-}
-
-/// Up to here an all_reduce in rank_order sends whole vectors to all, one message instead of two.
-inline constexpr index_t whole_vector_bytes = 2048;
-
-/// Native reductions cannot write into what they read: such an output is delivered at the end.
-inline bool needs_staging(call const& c) noexcept {
-  auto const item = bytes_of(c.type);
-  return c.what == collective::reduce_scatter && overlap(c.in, c.in_items * item, c.out, c.out_items * item);
-}
-
-/// A call under way.
-template <transport T>
-struct operation {
-  enum class stage : std::uint8_t { signatures, counts, data, flags, collect };
-
-  call request;
-  signature sign;
-  typename T::ticket ticket{};
-  stage at = stage::data;
-  int steps = 0;           // issued so far
-  bool blocking = false;   // the caller waits at once
-  bool in_transit = false; // the ticket is in use
-  bool settled = false;    // all steps are issued
-  bool finished = false;
-  bool whole = false;    // rank_order by whole vectors
-  bool delivers = false; // `staged` holds the output of a native reduction
-  std::exception_ptr error;
-  int unwinding = 0; // exceptions in flight when it was made
-
-  buffer<> pieces; // what the ranks sent, to be combined
-  buffer<> tables; // counts and what is compared
-  buffer<> staged; // stands in for the caller's buffers at the checked level
-  void* lent_out = nullptr;
-  void const* lent_in = nullptr; // null: not watched
-  index_t lent_out_bytes = 0, lent_in_bytes = 0;
-  std::uint64_t lent_digest = 0;
-
-  operation* next = nullptr;
-
-  void reset(call const& c, bool is_blocking) {
-    request = c;
-    at = stage::data;
-    steps = 0;
-    blocking = is_blocking;
-    in_transit = settled = finished = whole = delivers = false;
-    error = nullptr;
-    unwinding = std::uncaught_exceptions();
-    forget_loans();
-    next = nullptr;
-  }
-  void forget_loans() noexcept {
-    lent_out = nullptr;
-    lent_in = nullptr;
-    lent_out_bytes = lent_in_bytes = 0;
-  }
-  bool in_rank_order() const noexcept {
-    return request.reduces() && (request.order == summation::rank_order || !T::reduces);
-  }
-};
-
-/// All bits set: NaN in every floating-point type, -1 or the largest value in integers.
-inline constexpr int poison = 0xff;
-
-/// At the checked level a request works on staged copies of its outputs; the caller's read as NaN until the
-/// request has ended, and inputs are watched for changes.
-template <transport T>
-void lend(operation<T>& op, memory_account account) {
-  auto& c = op.request;
-  auto const in_bytes = c.in == nullptr ? 0 : c.in_items * bytes_of(c.type);
-  auto const out_bytes = c.out == nullptr ? 0 : c.out_items * bytes_of(c.type);
-  bool const shared = overlap(c.in, in_bytes, c.out, out_bytes);
-  auto* copies = room(op.staged, out_bytes + (shared ? in_bytes : 0), account, c.where);
-  if (shared) {
-    copy(at(copies, out_bytes), c.in, in_bytes);
-    c.in = at(copies, out_bytes);
-  } else if (in_bytes > 0) {
-    op.lent_in = c.in;
-    op.lent_in_bytes = in_bytes;
-    op.lent_digest = digest_of(c.in, static_cast<std::size_t>(in_bytes));
-  }
-  if (out_bytes > 0) {
-    op.lent_out = c.out;
-    op.lent_out_bytes = out_bytes;
-    c.out = copies;
-    std::memset(op.lent_out, poison, static_cast<std::size_t>(out_bytes));
-  }
-}
-
-/// Ends what `lend` began: the outputs are delivered if nobody touched what was lent.
-template <transport T>
-void give_back(operation<T>& op) {
-  auto const* lent = static_cast<unsigned char const*>(op.lent_out);
-  for (index_t i = 0; i < op.lent_out_bytes; ++i)
-    if (lent[i] != poison)
-      throw error("E-comm-014", op.request.where, "the output of ", text_of(op.sign),
-                  " was written to (byte ", i, ") before its request was waited for; it is lent until then");
-  if (op.lent_in != nullptr &&
-      digest_of(op.lent_in, static_cast<std::size_t>(op.lent_in_bytes)) != op.lent_digest)
-    throw error("E-comm-015", op.request.where, "the input of ", text_of(op.sign),
-                " changed before its request was waited for; it is lent until then");
-  if (op.lent_out_bytes > 0) copy(op.lent_out, op.staged.data(), op.lent_out_bytes);
-}
-
-/// The tables of an operation, in elements of index_t: what each rank gets of me and I of each; the caller's
-/// counts, copied; a flag of each rank; at the checked level all ranks' counts, and all ranks' signatures.
-struct table_layout {
-  index_t ranks;
-  bool checked, own_counts;
-
-  index_t sends() const noexcept { return 0; }
-  index_t receives() const noexcept { return ranks; }
-  index_t given() const noexcept { return 2 * ranks; }
-  index_t flags() const noexcept { return 4 * ranks; }
-  index_t all_counts() const noexcept { return 5 * ranks; }
-  index_t signatures() const noexcept {
-    return all_counts() + (checked && own_counts ? 2 * ranks * ranks : 0);
-  }
-  index_t bytes() const noexcept {
-    return signatures() * static_cast<index_t>(sizeof(index_t)) +
-           (checked ? ranks * static_cast<index_t>(sizeof(signature)) : 0);
-  }
-};
-
-} // namespace tessera::inline TESSERA_ABI::comm::detail
-
-#endif
-
-namespace tessera::inline TESSERA_ABI::comm::detail {
-
-template <transport T>
-class engine {
-public:
-  using op = operation<T>;
-  using stage = typename op::stage;
-
-  engine(T&& moved, communicator_options options, std::uint64_t group)
-      : transport(static_cast<T&&>(moved)), options(options), group(group),
-        signs_(T::checks_signatures || options.checked || options.stall_limit > 0),
-        plain_(!options.checked && options.stall_limit <= 0) {}
-  engine(engine const&) = delete;
-  engine& operator=(engine const&) = delete;
-  ~engine() {
-    for (auto* spare = spare_; spare != nullptr;) {
-      auto* const next = spare->next;
-      delete spare;
-      spare = next;
-    }
-  }
-
-  T transport;
-  communicator_options const options;
-  std::uint64_t const group;
-  traffic_meter meter;
-  memory_meter memory;
-  std::int64_t sequence = 0;
-
-  /// Whether a call of one step may go straight to the transport.
-  bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
-  op& begin(call const& c, bool blocking) {
-    if (lost_)
-      throw peer_failed("E-comm-016", c.where, name_of(c.what),
-                        " on a communicator that an earlier failure or an abandoned request made useless");
-    if (first_ != nullptr) progress();
-    if constexpr (direct_transport<T>)
-      if (blocking && plain_ && !c.is_point_to_point()) drain();
-    auto& fresh = take(c, blocking);
-    try {
-      first_step(fresh);
-    } catch (...) {
-      end_with_error(fresh);
-    }
-    if (!fresh.finished) {
-      (last_ == nullptr ? first_ : last_->next) = &fresh;
-      last_ = &fresh;
-      if (!fresh.in_transit) progress();
-    }
-    return fresh;
-  }
-
-  /// Drives everything as far as it goes now. True if anything moved.
-  bool progress() {
-    bool moved = false, clear = true; // all earlier operations are settled
-    for (auto* each = first_; each != nullptr; each = each->next) {
-      try {
-        moved |= drive(*each, clear);
-      } catch (...) {
-        end_with_error(*each);
-        moved = true;
-      }
-      clear = clear && each->settled;
-    }
-    if (moved) unlink_finished();
-    return moved;
-  }
-
-  /// Waits for the end, frees the operation, and throws what it ended with.
-  void complete(op& one) {
-    if constexpr (direct_transport<T>)
-      while (plain_ && first_ == &one && last_ == &one) {
-        if (one.in_transit) {
-          try {
-            transport.wait(one.ticket);
-            one.in_transit = false;
-          } catch (...) {
-            end_with_error(one);
-            unlink_finished();
-            break;
-          }
-        }
-        progress();
-      }
-    if (!one.finished) {
-      typename T::patience patience(transport);
-      while (!one.finished)
-        if (!progress()) {
-          try {
-            transport.pause(patience, one.sign, one.request.where);
-          } catch (...) {
-            end_with_error(one);
-            lost_ = true;
-            unlink_finished();
-          }
-        }
-    }
-    free(one);
-  }
-
-  /// Frees a finished operation, and throws what it ended with.
-  void free(op& one) {
-    if (!one.error && (one.lent_out != nullptr || one.lent_in != nullptr)) {
-      try {
-        give_back(one);
-      } catch (...) {
-        one.error = std::current_exception();
-      }
-    }
-    auto const error = static_cast<std::exception_ptr&&>(one.error);
-    one.error = nullptr;
-    if (!one.in_transit) {
-      one.next = spare_;
-      spare_ = &one;
-    } // otherwise a transfer may still write to its memory, which is therefore never given back
-    if (error) std::rethrow_exception(error);
-  }
-
-  /// Gives an operation up: its peers cannot finish, nor can this communicator go on.
-  void abandon(op& one) noexcept {
-    lost_ = true;
-    one.forget_loans();
-    one.error = nullptr;
-    give_up(one);
-    unlink_finished();
-    free(one);
-  }
-  void lose() noexcept { lost_ = true; }
-
-private:
-  memory_account account() noexcept { return {&memory, memory_kind::communication}; }
-  int rank() const noexcept { return transport.rank(); }
-  int size() const noexcept { return transport.size(); }
-
-  /// Ends all collectives in flight. A blocking collective of the library goes on as one on all ranks (it
-  /// would not meet a non-blocking one), and while it blocks, none of those could advance.
-  void drain() {
-    typename T::patience patience(transport);
-    for (auto* each = first_; each != nullptr;)
-      if (each->request.is_point_to_point()) {
-        each = each->next;
-      } else {
-        if (!progress()) transport.pause(patience, each->sign, each->request.where);
-        each = first_;
-      }
-  }
-  op& take(call const& c, bool blocking) {
-    auto* fresh = spare_;
-    if (fresh == nullptr)
-      fresh = new op();
-    else
-      spare_ = fresh->next;
-    fresh->reset(c, blocking);
-    return *fresh;
-  }
-  void end_with_error(op& one) noexcept {
-    one.error = std::current_exception();
-    give_up(one);
-  }
-  void give_up(op& one) noexcept {
-    one.finished = one.settled = true;
-    if (one.in_transit) one.in_transit = !transport.abandon(one.ticket);
-  }
-  void unlink_finished() noexcept {
-    last_ = nullptr;
-    for (auto** link = &first_; *link != nullptr;) {
-      if ((*link)->finished) {
-        *link = (*link)->next;
-      } else {
-        last_ = *link;
-        link = &(*link)->next;
-      }
-    }
-  }
-
-  table_layout tables_of(op const& one) const noexcept {
-    return {size(), options.checked && !T::checks_signatures, one.request.has_own_counts()};
-  }
-  index_t* table(op& one, index_t at) const noexcept { return static_cast<index_t*>(one.tables.data()) + at; }
-  signature* signatures(op& one) const noexcept {
-    return reinterpret_cast<signature*>(table(one, tables_of(one).signatures()));
-  }
-
-  void first_step(op& one) {
-    auto& c = one.request;
-    if (!c.is_point_to_point()) ++sequence;
-    if (signs_) one.sign = signature_of(c, size(), c.is_point_to_point() ? 0 : sequence, group, one.blocking);
-    auto const tables = tables_of(one);
-    room(one.tables, tables.bytes(), account(), c.where);
-    if (c.in_counts != nullptr) { // the caller may forget them
-      copy(table(one, tables.given()), c.in_counts, size() * 8);
-      c.in_counts = table(one, tables.given());
-      if (c.out_counts != nullptr) {
-        copy(table(one, tables.given() + size()), c.out_counts, size() * 8);
-        c.out_counts = table(one, tables.given() + size());
-      }
-    }
-    if (options.checked && !one.blocking) lend(one, account());
-    if (tables.checked && !c.is_point_to_point() && size() > 1) {
-      one.at = stage::signatures;
-      auto* all = signatures(one);
-      all[rank()] = one.sign;
-      gather_bytes(one, all, static_cast<index_t>(sizeof(signature)));
-    } else {
-      data_step(one);
-    }
-  }
-
-  bool drive(op& one, bool clear) {
-    bool moved = false;
-    while (!one.finished) {
-      if (one.in_transit) {
-        if (!transport.test(one.ticket)) return moved;
-        one.in_transit = false;
-        moved = true;
-      }
-      if (!one.settled) {
-        if (!clear) return moved;
-        next_step(one);
-        moved = true;
-      } else {
-        if (one.delivers)
-          copy(one.request.out, one.staged.data(), one.request.out_items * bytes_of(one.request.type));
-        one.finished = moved = true;
-      }
-    }
-    return moved;
-  }
-
-  void issue(op& one, transfer step, bool last) {
-    step.step = one.steps++;
-    step.sign = signs_ ? &one.sign : nullptr;
-    step.where = one.request.where;
-    one.settled = last;
-    if constexpr (direct_transport<T>)
-      if (one.blocking && plain_ && (first_ == nullptr || !one.request.is_point_to_point()))
-        return transport.run(step);
-    one.in_transit = false; // until it has begun
-    transport.start(step, one.ticket);
-    one.in_transit = true;
-  }
-  /// Every rank's `bytes`, in place in `all`.
-  void gather_bytes(op& one, void* all, index_t bytes) {
-    transfer step;
-    step.what = collective::all_gather;
-    step.in = at(all, bytes * rank());
-    step.out = all;
-    step.count = bytes;
-    issue(one, step, false);
-  }
-
-  void next_step(op& one) {
-    switch (one.at) {
-    case stage::signatures:
-      compare_signatures(signatures(one), size(), rank(), one.request.where);
-      if (!one.request.has_own_counts()) return data_step(one);
-      return counts_step(one);
-    case stage::counts:
-      compare_counts(table(one, tables_of(one).all_counts()), size(), one.sign, one.request.where);
-      return data_step(one);
-    case stage::data:
-      return combine(one);
-    case stage::flags: {
-      auto const* flags = reinterpret_cast<std::byte const*>(table(one, tables_of(one).flags()));
-      for (int r = 0; r < size(); ++r)
-        if (flags[r] != std::byte{0}) throw_overflow(one);
-      return after_sum(one);
-    }
-    case stage::collect:
-      return;
-    }
-  }
-
-  void counts_step(op& one) {
-    one.at = stage::counts;
-    auto const bytes = 2 * size() * static_cast<index_t>(sizeof(index_t));
-    auto* all = table(one, tables_of(one).all_counts());
-    copy(at(all, bytes * rank()), one.request.in_counts, bytes);
-    gather_bytes(one, all, bytes);
-  }
-  void data_step(op& one) {
-    one.at = stage::data;
-    auto const& c = one.request;
-    auto step = transfer_of(c);
-    if (!one.in_rank_order()) {
-      if (needs_staging(c)) { // a native reduction into its own input
-        step.out = room(one.staged, c.out_items * bytes_of(c.type), account(), c.where);
-        one.delivers = true;
-      }
-      return issue(one, step, true);
-    }
-    auto const item = bytes_of(c.type);
-    auto const n = c.in_items;
-    if (size() == 1) {
-      copy(c.out, c.in, n * item);
-      one.settled = true;
-      return;
-    }
-    one.whole = c.what != collective::reduce_scatter && n * item <= whole_vector_bytes;
-    auto const mine = one.whole ? n : my_items(one);
-    step.out = room(one.pieces, size() * mine * item, account(), c.where);
-    step.root = -1;
-    step.in_counts = step.out_counts = nullptr;
-    if (one.whole) {
-      step.what = collective::all_gather;
-    } else {
-      step.what = collective::all_to_all;
-      if (c.what != collective::reduce_scatter || c.in_counts != nullptr) {
-        auto* sends = table(one, tables_of(one).sends());
-        auto* receives = table(one, tables_of(one).receives());
-        for (int r = 0; r < size(); ++r) {
-          sends[r] = c.in_counts != nullptr ? c.in_counts[r]
-                                            : slice_begin(n, size(), r + 1) - slice_begin(n, size(), r);
-          receives[r] = mine;
-        }
-        step.in_counts = sends;
-        step.out_counts = receives;
-      }
-    }
-    issue(one, step, false);
-  }
-
-  /// How many elements this rank adds up.
-  index_t my_items(op const& one) const noexcept {
-    auto const& c = one.request;
-    if (c.what == collective::reduce_scatter) return c.out_items;
-    return slice_begin(c.in_items, size(), rank() + 1) - slice_begin(c.in_items, size(), rank());
-  }
-  /// Where its sum goes: its part of the output, or over the first piece where this rank has no output.
-  void* my_sum(op& one) const noexcept {
-    auto const& c = one.request;
-    if (c.what == collective::reduce && rank() != c.root) return one.pieces.data();
-    if (c.what == collective::reduce_scatter || one.whole) return c.out;
-    return at(c.out, slice_begin(c.in_items, size(), rank()) * bytes_of(c.type));
-  }
-
-  void combine(op& one) {
-    auto const& c = one.request;
-    auto const mine = one.whole ? c.in_items : my_items(one);
-    bool const exact = c.combine(my_sum(one), one.pieces.data(), mine, mine, size(), c.operation);
-    if (one.whole) { // every rank has seen everything, and agrees on an overflow
-      if (!exact) throw_overflow(one);
-      one.at = stage::collect;
-      one.settled = true;
-    } else if (is_integer(c.type) && c.operation == reduction::sum) {
-      one.at = stage::flags;
-      auto* flags = reinterpret_cast<std::byte*>(table(one, tables_of(one).flags()));
-      flags[rank()] = std::byte{!exact};
-      gather_bytes(one, flags, 1);
-    } else {
-      after_sum(one);
-    }
-  }
-
-  void after_sum(op& one) {
-    auto const& c = one.request;
-    one.at = stage::collect;
-    one.settled = true;
-    if (c.what == collective::reduce_scatter) return;
-    transfer step;
-    step.what = c.what == collective::reduce ? collective::gather : collective::all_gather;
-    step.type = c.type;
-    step.in = my_sum(one);
-    step.out = c.what == collective::reduce && rank() != c.root ? nullptr : c.out;
-    step.root = c.root;
-    step.count = my_items(one);
-    auto* counts = table(one, tables_of(one).sends());
-    step.in_counts = step.out_counts = counts;
-    issue(one, step, true);
-  }
-
-  [[noreturn]] void throw_overflow(op& one) const {
-    throw numeric_error("E-comm-012", one.request.where, name_of(one.request.what),
-                        ": a sum over ranks does not fit ", name_of(one.request.type),
-                        "; reduce in a wider type");
-  }
-
-  bool const signs_, plain_;
-  bool lost_ = false;
-  op* first_ = nullptr;
-  op* last_ = nullptr;
-  op* spare_ = nullptr;
-};
-
-} // namespace tessera::inline TESSERA_ABI::comm::detail
-
-#endif
-
-namespace tessera::inline TESSERA_ABI::comm::detail {
-
-inline double seconds_now() noexcept {
-  std::timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-/// Adds the time of a scope to a meter that wants it.
-class timed_scope {
-public:
-  timed_scope(traffic_meter& meter, collective what) noexcept
-      : meter_(meter), what_(what), start_(meter.times_calls() ? seconds_now() : 0) {}
-  ~timed_scope() {
-    if (meter_.times_calls()) meter_.add_time(what_, seconds_now() - start_);
-  }
-  timed_scope(timed_scope const&) = delete;
-  timed_scope& operator=(timed_scope const&) = delete;
-
-private:
-  traffic_meter& meter_;
-  collective what_;
-  double start_;
-};
-
-/// A call under way; owns what was lent to it. Move-only. wait() returns when it has ended, test() says
-/// whether it has; both throw what it ended with, once; afterwards, and by default, it is empty and both
-/// return at once. Destroying an unfinished request waits for it; while an exception unwinds, which may be
-/// the reason why it can never finish, it is abandoned instead: nobody waits, and its communicator is lost.
-template <transport T>
-class request {
-public:
-  request() = default;
-  request(engine<T>& owner, operation<T>& one) noexcept : owner_(&owner), one_(&one) {}
-  request(request&& other) noexcept : owner_(other.owner_), one_(other.one_) { other.one_ = nullptr; }
-  request& operator=(request&& other) noexcept {
-    if (this != &other) {
-      dispose();
-      owner_ = other.owner_;
-      one_ = other.one_;
-      other.one_ = nullptr;
-    }
-    return *this;
-  }
-  ~request() { dispose(); }
-
-  void wait() {
-    if (one_ == nullptr) return;
-    timed_scope timer(owner_->meter, one_->request.what);
-    auto* const one = one_;
-    one_ = nullptr;
-    owner_->complete(*one);
-  }
-  bool test() {
-    if (one_ == nullptr) return true;
-    timed_scope timer(owner_->meter, one_->request.what);
-    if (!one_->finished) owner_->progress();
-    if (!one_->finished) return false;
-    auto* const one = one_;
-    one_ = nullptr;
-    owner_->free(*one);
-    return true;
-  }
-
-private:
-  void dispose() noexcept {
-    if (one_ == nullptr) return;
-    if (!one_->finished && std::uncaught_exceptions() > one_->unwinding) {
-      owner_->abandon(*one_);
-    } else {
-      try {
-        wait();
-      } catch (...) { // a destructor can't say so; the next call on the communicator does
-        owner_->lose();
-      }
-    }
-    one_ = nullptr;
-  }
-
-  engine<T>* owner_ = nullptr;
-  operation<T>* one_ = nullptr;
-};
-
-} // namespace tessera::inline TESSERA_ABI::comm::detail
-
-#endif
-
-namespace tessera::inline TESSERA_ABI::comm::detail {
-
-/// `Derived` is the communicator: constructible from an engine (what split makes).
-template <class Derived, transport T>
-class interface {
-public:
-  using request = detail::request<T>;
-
-  interface(interface&& other) noexcept : engine_(other.engine_) {
-    other.engine_ = nullptr;
-  }
-  interface& operator=(interface&& other) noexcept {
-    auto* const mine = engine_;
-    engine_ = other.engine_;
-    other.engine_ = mine;
-    return *this;
-  }
-  ~interface() { delete engine_; }
-
-  int rank() const noexcept { return engine_->transport.rank(); }
-  int size() const noexcept { return engine_->transport.size(); }
-  communicator_options options() const noexcept { return engine_->options; }
-  traffic_meter& meter() noexcept { return engine_->meter; }
-  traffic_meter const& meter() const noexcept { return engine_->meter; }
-  /// What this communicator itself holds: memory for exchanges, kept from call to call.
-  memory_meter const& memory() const noexcept { return engine_->memory; }
-  /// An upper bound of the memory that one all_reduce, reduce or reduce_scatter of n T in rank_order keeps at
-  /// the unchecked level; calls one after another share it, requests in flight at once have one each.
-  template <reducible_scalar R>
-  static constexpr index_t scratch_bytes(index_t n, int ranks) noexcept {
-    constexpr auto item = static_cast<index_t>(sizeof(R));
-    auto const whole = n * item <= whole_vector_bytes ? ranks * n * item : 0;
-    auto const slices = ranks * ((n + ranks - 1) / ranks) * item;
-    return (whole > slices ? whole : slices) + table_layout{ranks, false, false}.bytes();
-  }
-
-  void barrier(site where = site::here()) { block(words().named(collective::barrier, where)); }
-
-  template <message_scalar S>
-  void broadcast(std::span<S> data, int root, site where = site::here()) {
-    block(words().broadcast(data, root, where));
-  }
-  template <message_scalar S>
-  [[nodiscard]] request start_broadcast(std::span<S> data, int root, site where = site::here()) {
-    return start(words().broadcast(data, root, where));
-  }
-
-  template <reducible_scalar S>
-  void reduce(std::span<S> out, input_span<S> in, int root, reduce_options how = {},
-              site where = site::here()) {
-    block(words().reduce(out, in, root, how, where));
-  }
-
-  template <reducible_scalar S>
-  void all_reduce(std::span<S> in_out, reduce_options how = {}, site where = site::here()) {
-    block(words().all_reduce(in_out, in_out, how, where));
-  }
-  template <reducible_scalar S>
-  void all_reduce(std::span<S> out, input_span<S> in, reduce_options how = {}, site where = site::here()) {
-    block(words().all_reduce(out, in, how, where));
-  }
-  template <reducible_scalar S>
-  [[nodiscard]] S all_reduce(S value, reduce_options how = {}, site where = site::here()) {
-    block(words().all_reduce(std::span<S>(&value, 1), {&value, 1}, how, where));
-    return value;
-  }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_all_reduce(std::span<S> in_out, reduce_options how = {},
-                                         site where = site::here()) {
-    return start(words().all_reduce(in_out, in_out, how, where));
-  }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_all_reduce(std::span<S> out, input_span<S> in, reduce_options how = {},
-                                         site where = site::here()) {
-    return start(words().all_reduce(out, in, how, where));
-  }
-
-  template <reducible_scalar S>
-  void reduce_scatter(std::span<S> out, input_span<S> in, reduce_options how = {},
-                      site where = site::here()) {
-    block(words().reduce_scatter(out, in, nullptr, how, where));
-  }
-  template <reducible_scalar S>
-  void reduce_scatter_v(std::span<S> out, input_span<S> in, counts_span counts, reduce_options how = {},
-                        site where = site::here()) {
-    block(words().reduce_scatter(out, in, &counts, how, where));
-  }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_reduce_scatter(std::span<S> out, input_span<S> in, reduce_options how = {},
-                                             site where = site::here()) {
-    return start(words().reduce_scatter(out, in, nullptr, how, where));
-  }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_reduce_scatter_v(std::span<S> out, input_span<S> in, counts_span counts,
-                                               reduce_options how = {}, site where = site::here()) {
-    return start(words().reduce_scatter(out, in, &counts, how, where));
-  }
-
-  template <message_scalar S>
-  void all_gather(std::span<S> out, input_span<S> in, site where = site::here()) {
-    block(words().gather(collective::all_gather, out, in, nullptr, -1, where));
-  }
-  template <message_scalar S>
-  void all_gather_v(std::span<S> out, input_span<S> in, counts_span counts, site where = site::here()) {
-    block(words().gather(collective::all_gather, out, in, &counts, -1, where));
-  }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_gather(std::span<S> out, input_span<S> in, site where = site::here()) {
-    return start(words().gather(collective::all_gather, out, in, nullptr, -1, where));
-  }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_gather_v(std::span<S> out, input_span<S> in, counts_span counts,
-                                           site where = site::here()) {
-    return start(words().gather(collective::all_gather, out, in, &counts, -1, where));
-  }
-  template <message_scalar S>
-  void gather(std::span<S> out, input_span<S> in, int root, site where = site::here()) {
-    block(words().gather(collective::gather, out, in, nullptr, root, where));
-  }
-  template <message_scalar S>
-  void gather_v(std::span<S> out, input_span<S> in, counts_span counts, int root, site where = site::here()) {
-    block(words().gather(collective::gather, out, in, &counts, root, where));
-  }
-
-  template <message_scalar S>
-  void scatter(std::span<S> out, input_span<S> in, int root, site where = site::here()) {
-    block(words().scatter(out, in, nullptr, root, where));
-  }
-  template <message_scalar S>
-  void scatter_v(std::span<S> out, input_span<S> in, counts_span counts, int root,
-                 site where = site::here()) {
-    block(words().scatter(out, in, &counts, root, where));
-  }
-
-  template <message_scalar S>
-  void all_to_all(std::span<S> out, input_span<S> in, site where = site::here()) {
-    block(words().all_to_all(out, nullptr, in, nullptr, where));
-  }
-  template <message_scalar S>
-  void all_to_all_v(std::span<S> out, counts_span out_counts, input_span<S> in, counts_span in_counts,
-                    site where = site::here()) {
-    block(words().all_to_all(out, &out_counts, in, &in_counts, where));
-  }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_to_all(std::span<S> out, input_span<S> in, site where = site::here()) {
-    return start(words().all_to_all(out, nullptr, in, nullptr, where));
-  }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_to_all_v(std::span<S> out, counts_span out_counts, input_span<S> in,
-                                           counts_span in_counts, site where = site::here()) {
-    return start(words().all_to_all(out, &out_counts, in, &in_counts, where));
-  }
-
-  template <class S>
-    requires message_scalar<std::remove_const_t<S>>
-  void send(std::span<S> data, int to, int tag, site where = site::here()) {
-    block(words().send(data, to, tag, where));
-  }
-  template <message_scalar S>
-  void receive(std::span<S> data, int from, int tag, site where = site::here()) {
-    block(words().receive(data, from, tag, where));
-  }
-  template <class S>
-    requires message_scalar<std::remove_const_t<S>>
-  [[nodiscard]] request start_send(std::span<S> data, int to, int tag, site where = site::here()) {
-    return start(words().send(data, to, tag, where));
-  }
-  template <message_scalar S>
-  [[nodiscard]] request start_receive(std::span<S> data, int from, int tag, site where = site::here()) {
-    return start(words().receive(data, from, tag, where));
-  }
-
-  [[nodiscard]] Derived split(int color, int key, site where = site::here()) {
-    if (color < 0)
-      throw config_error("E-comm-004", where, "split: color ", color, " on rank ", rank(),
-                         ", need 0 or more");
-    auto const ranks = static_cast<std::size_t>(size());
-    std::int32_t const mine[2] = {color, key};
-    std::vector<std::int32_t> all(2 * ranks);
-    auto c = words().gather(collective::all_gather, std::span(all), mine, nullptr, -1, where);
-    c.what = collective::split;
-    block(c);
-    std::vector<int> members; // ranks of my color, by key, then by rank
-    for (int r = 0; r < size(); ++r) {
-      if (all[2 * static_cast<std::size_t>(r)] != color) continue;
-      auto place = members.end();
-      while (place != members.begin() &&
-             all[2 * static_cast<std::size_t>(place[-1]) + 1] > all[2 * static_cast<std::size_t>(r) + 1])
-        --place;
-      members.insert(place, r);
-    }
-    std::int64_t const parts[] = {static_cast<std::int64_t>(engine_->group), engine_->sequence, color};
-    auto const group = digest_of(parts, sizeof parts);
-    return Derived(
-        new engine<T>(engine_->transport.split(members, color, key, group, engine_->options, where),
-                      engine_->options, group));
-  }
-
-protected:
-  explicit interface(engine<T>* owned) noexcept : engine_(owned) {}
-  engine<T>& core() noexcept { return *engine_; }
-
-private:
-  describer words() const noexcept { return {rank(), size()}; }
-  void meter_call(call const& c) noexcept {
-    engine_->meter.count(c.what, (c.in_items > c.out_items ? c.in_items : c.out_items) * bytes_of(c.type));
-  }
-  /// Always inlined, and `c` never given away whole, so that it needs no memory: what is left of a plain call
-  /// is the transport's one call.
-  [[gnu::always_inline]] void block(call const& c) {
-    if constexpr (direct_transport<T>)
-      if (engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
-          !(c.reduces() && c.order == summation::rank_order)) {
-        meter_call(c);
-        if (!c.is_point_to_point()) ++engine_->sequence;
-        return engine_->transport.run(transfer_of(c));
-      }
-    block_in_steps(call{c.what, c.type, c.in, c.out, c.in_items, c.out_items, c.count, c.in_counts,
-                        c.out_counts, c.root, c.tag, c.operation, c.order, c.combine, c.where});
-  }
-  [[gnu::noinline]] void block_in_steps(call const& c) {
-    timed_scope timer(engine_->meter, c.what);
-    meter_call(c);
-    engine_->complete(engine_->begin(c, true));
-  }
-  request start(call const& c) {
-    timed_scope timer(engine_->meter, c.what);
-    meter_call(c);
-    return request(*engine_, engine_->begin(c, false));
-  }
-
-  engine<T>* engine_;
-};
-
-} // namespace tessera::inline TESSERA_ABI::comm::detail
-
-#endif
-
-static_assert(MPI_VERSION >= 4, "tessera/comm/mpi.hpp needs MPI-4 (64-bit counts), such as MPICH 4.0");
-
-namespace tessera::inline TESSERA_ABI::comm {
-
-/// MPI's thread levels. Tessera makes all MPI calls of a rank from one thread, but runs others beside it.
-enum class mpi_threads : int {
-  single = MPI_THREAD_SINGLE,
-  funneled = MPI_THREAD_FUNNELED,
-  serialized = MPI_THREAD_SERIALIZED,
-  multiple = MPI_THREAD_MULTIPLE
-};
-constexpr char const* name_of(mpi_threads level) noexcept {
-  return level == mpi_threads::single       ? "MPI_THREAD_SINGLE"
-         : level == mpi_threads::funneled   ? "MPI_THREAD_FUNNELED"
-         : level == mpi_threads::serialized ? "MPI_THREAD_SERIALIZED"
-                                            : "MPI_THREAD_MULTIPLE";
-}
-
-struct mpi_options {
-  bool checked = false;   // see communicator_options
-  double stall_limit = 0; // see communicator_options
-  /// What MPI must have been initialised with. `single` is enough where the process has one thread only.
-  mpi_threads level = mpi_threads::funneled;
-};
-
-} // namespace tessera::inline TESSERA_ABI::comm
-
-/// The calls of MPI: one for each transfer, every return code looked at, and the watchdog.
-// Before the guard, since mpi.h is included by that header alone, which includes this one where it belongs.
-
-#ifndef TESSERA_COMM_DETAIL_MPI_TRANSPORT_HPP
-#define TESSERA_COMM_DETAIL_MPI_TRANSPORT_HPP
-
-#include <sched.h>
-
-namespace tessera::inline TESSERA_ABI::comm::detail {
-
-[[noreturn, gnu::cold, gnu::noinline]] inline void throw_mpi(int code, char const* what, site where) {
-  char text[MPI_MAX_ERROR_STRING] = "unknown error";
-  int length = 0;
-  (void)MPI_Error_string(code, text, &length); // where even this fails, the text stands
-  throw library_error("E-comm-030", where, "MPI: ", what, " failed: ", static_cast<char const*>(text));
-}
-
-inline void check_mpi(int code, char const* what, site where) {
-  if (code != MPI_SUCCESS) throw_mpi(code, what, where);
-}
-
-/// MPI's own form of the reduction of 16-bit floats: pairs, each sum rounded to the storage type.
-template <storage_scalar T, reduction Operation>
-void reduce_pairs(void* in, void* in_out, MPI_Count* count, MPI_Datatype*) {
-  auto const* a = static_cast<T const*>(in);
-  auto* b = static_cast<T*>(in_out);
-  for (MPI_Count i = 0; i < *count; ++i) {
-    float value = a[i];
-    combine_into(&value, b + i, 1, Operation);
-    b[i] = T(value);
-  }
-}
-
-class mpi_transport {
-public:
-  static constexpr bool checks_signatures = false;
-  static constexpr bool reduces = true;
-
-  struct ticket {
-    MPI_Request pending = MPI_REQUEST_NULL;
-    transfer what;
-    buffer<> tables; // counts and offsets, which MPI reads until the end
-  };
-  struct patience {
-    explicit patience(mpi_transport& t) : start(t.stall_limit_ > 0 ? MPI_Wtime() : 0) {}
-    double start;
-    int polls = 0;
-  };
-
-  /// Takes over `owned`, which must be a communicator of our own, and makes its second lane.
-  mpi_transport(MPI_Comm owned, communicator_options options, site where) : mpi_transport(owned) {
-    check_mpi(MPI_Comm_set_errhandler(held_.lanes[0], MPI_ERRORS_RETURN), "Comm_set_errhandler", where);
-    check_mpi(MPI_Comm_dup(held_.lanes[0], &held_.lanes[1]), "Comm_dup", where);
-    check_mpi(MPI_Comm_set_errhandler(held_.lanes[1], MPI_ERRORS_RETURN), "Comm_set_errhandler", where);
-    check_mpi(MPI_Comm_rank(held_.lanes[0], &rank_), "Comm_rank", where);
-    check_mpi(MPI_Comm_size(held_.lanes[0], &size_), "Comm_size", where);
-    stall_limit_ = options.stall_limit;
-    make_operations<tessera::bf16>(0, where);
-    make_operations<tessera::fp16>(1, where);
-  }
-  mpi_transport(mpi_transport&& other) noexcept
-      : held_(other.held_), rank_(other.rank_), size_(other.size_), stall_limit_(other.stall_limit_) {
-    other.held_ = {};
-  }
-  mpi_transport& operator=(mpi_transport&&) = delete;
-  ~mpi_transport() {
-    int finalized = 1;
-    if (held_.lanes[0] == MPI_COMM_NULL || MPI_Finalized(&finalized) != MPI_SUCCESS || finalized) return;
-    for (auto& of_type : held_.operations)
-      for (auto& operation : of_type)
-        if (operation != MPI_OP_NULL) (void)MPI_Op_free(&operation); // a destructor can't report
-    for (auto& lane : held_.lanes)
-      if (lane != MPI_COMM_NULL) (void)MPI_Comm_free(&lane);
-  }
-
-  int rank() const noexcept { return rank_; }
-  int size() const noexcept { return size_; }
-
-  /// Always inlined: where the kind of call is known, this is that call and the look at its return code.
-  [[gnu::always_inline]] void run(transfer const& t) {
-    if (t.what == collective::receive) {
-      MPI_Status status;
-      check_mpi(MPI_Recv_c(t.out, t.count, type_of(t.type), t.root, t.tag, held_.lanes[0], &status),
-                "receive", t.where);
-      return check_length(t, status);
-    }
-    check_mpi(post(t, nullptr, tables_), name_of(t.what), t.where);
-  }
-  void start(transfer const& t, ticket& k) {
-    k.what = t;
-    k.pending = MPI_REQUEST_NULL;
-    check_mpi(post(t, &k.pending, k.tables), name_of(t.what), t.where);
-  }
-  bool test(ticket& k) {
-    int ended = 0;
-    MPI_Status status;
-    check_mpi(MPI_Test(&k.pending, &ended, &status), name_of(k.what.what), k.what.where);
-    if (ended != 0 && k.what.what == collective::receive) check_length(k.what, status);
-    return ended != 0;
-  }
-  void wait(ticket& k) {
-    MPI_Status status;
-    check_mpi(MPI_Wait(&k.pending, &status), name_of(k.what.what), k.what.where);
-    if (k.what.what == collective::receive) check_length(k.what, status);
-  }
-
-  void pause(patience& p, signature const& sign, site where) {
-    ::sched_yield();
-    if (stall_limit_ <= 0 || ++p.polls % 64 != 0) return;
-    int asked = 0;
-    check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, status_tag, held_.lanes[1], &asked, MPI_STATUS_IGNORE), "Iprobe",
-              where);
-    if (asked != 0 || MPI_Wtime() - p.start > stall_limit_) give_up(sign, where);
-  }
-
-  /// Only a receive can be cancelled; other transfers stay MPI's, buffers included.
-  bool abandon(ticket& k) noexcept {
-    if (k.pending == MPI_REQUEST_NULL) return true;
-    return k.what.what == collective::receive && MPI_Cancel(&k.pending) == MPI_SUCCESS &&
-           MPI_Wait(&k.pending, MPI_STATUS_IGNORE) == MPI_SUCCESS;
-  }
-
-  mpi_transport split(std::vector<int> const&, int color, int key, std::uint64_t,
-                      communicator_options options, site where) {
-    MPI_Comm part = MPI_COMM_NULL;
-    check_mpi(MPI_Comm_split(held_.lanes[0], color, key, &part), "Comm_split", where);
-    return mpi_transport(part, options, where);
-  }
-
-  /// Throws config_error on all ranks where their options differ.
-  void agree_on(communicator_options options, site where) {
-    std::vector<double> all(2 * static_cast<std::size_t>(size_));
-    double const mine[2] = {options.checked ? 1.0 : 0.0, options.stall_limit};
-    check_mpi(MPI_Allgather_c(mine, 2, MPI_DOUBLE, all.data(), 2, MPI_DOUBLE, held_.lanes[0]), "Allgather",
-              where);
-    for (std::size_t r = 1; r < static_cast<std::size_t>(size_); ++r)
-      if (all[2 * r] != all[0] || all[2 * r + 1] != all[1])
-        throw config_error("E-comm-031", where,
-                           "the ranks' communicator options differ: rank 0 has checked = ", all[0] != 0,
-                           ", stall_limit = ", all[1], ", rank ", r, " has checked = ", all[2 * r] != 0,
-                           ", stall_limit = ", all[2 * r + 1], "; this is rank ", rank_);
-  }
-
-private:
-  static constexpr int status_tag = 1;
-
-  explicit mpi_transport(MPI_Comm owned) noexcept { held_.lanes[0] = owned; }
-
-  static MPI_Datatype type_of(element type) noexcept {
-    MPI_Datatype const types[] = {MPI_BYTE,     MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,   MPI_DOUBLE,
-                                  MPI_INT8_T,   MPI_INT16_T,  MPI_INT32_T,  MPI_INT64_T, MPI_UINT8_T,
-                                  MPI_UINT16_T, MPI_UINT32_T, MPI_UINT64_T};
-    return types[static_cast<int>(type)];
-  }
-  MPI_Op operation_of(transfer const& t) const noexcept {
-    auto const o = static_cast<int>(t.operation);
-    if (t.type == element::bf16) return held_.operations[0][o];
-    if (t.type == element::fp16) return held_.operations[1][o];
-    return t.operation == reduction::sum ? MPI_SUM : t.operation == reduction::max ? MPI_MAX : MPI_MIN;
-  }
-  template <storage_scalar T>
-  void make_operations(int type, site where) {
-    MPI_User_function_c* const functions[] = {
-        &reduce_pairs<T, reduction::sum>, &reduce_pairs<T, reduction::max>, &reduce_pairs<T, reduction::min>};
-    for (int o = 0; o < 3; ++o)
-      check_mpi(MPI_Op_create_c(functions[o], 1, &held_.operations[type][o]), "Op_create", where);
-  }
-
-  /// Counts and offsets as MPI wants them, in memory that outlives the call.
-  struct placement {
-    MPI_Count* counts = nullptr;
-    MPI_Aint* offsets = nullptr;
-  };
-  placement place(index_t const* counts, int side, buffer<>& tables, site where) const {
-    auto* base = room(tables, 4 * size_ * 8, {}, where);
-    placement p{static_cast<MPI_Count*>(base) + 2 * side * size_,
-                reinterpret_cast<MPI_Aint*>(static_cast<MPI_Count*>(base) + (2 * side + 1) * size_)};
-    MPI_Aint offset = 0;
-    for (int r = 0; r < size_; ++r) {
-      p.counts[r] = counts[r];
-      p.offsets[r] = offset;
-      offset += counts[r];
-    }
-    return p;
-  }
-
-  /// The one MPI call of a transfer: blocking without `pending`.
-  [[gnu::always_inline]] int post(transfer const& t, MPI_Request* pending, buffer<>& tables) {
-    auto const comm = held_.lanes[t.step > 0 ? 1 : 0];
-    auto const type = type_of(t.type);
-    bool const now = pending == nullptr;
-    auto const n = MPI_Count{t.count};
-    bool const at_root = rank_ == t.root;
-    auto const my_part = [&](index_t const* counts) {
-      return offset_of(rank_, t.count, counts) * bytes_of(t.type);
-    };
-    switch (t.what) {
-    case collective::barrier:
-      return now ? MPI_Barrier(comm) : MPI_Ibarrier(comm, pending);
-    case collective::broadcast: {
-      auto* data = at_root ? const_cast<void*>(t.in) : t.out;
-      return now ? MPI_Bcast_c(data, n, type, t.root, comm)
-                 : MPI_Ibcast_c(data, n, type, t.root, comm, pending);
-    }
-    case collective::reduce: {
-      auto const* in = at_root && t.in == t.out ? MPI_IN_PLACE : t.in;
-      auto const op = operation_of(t);
-      return now ? MPI_Reduce_c(in, t.out, n, type, op, t.root, comm)
-                 : MPI_Ireduce_c(in, t.out, n, type, op, t.root, comm, pending);
-    }
-    case collective::all_reduce: {
-      auto const* in = t.in == t.out ? MPI_IN_PLACE : t.in;
-      auto const op = operation_of(t);
-      return now ? MPI_Allreduce_c(in, t.out, n, type, op, comm)
-                 : MPI_Iallreduce_c(in, t.out, n, type, op, comm, pending);
-    }
-    case collective::reduce_scatter: {
-      auto const op = operation_of(t);
-      if (t.out_counts == nullptr)
-        return now ? MPI_Reduce_scatter_block_c(t.in, t.out, n, type, op, comm)
-                   : MPI_Ireduce_scatter_block_c(t.in, t.out, n, type, op, comm, pending);
-      auto const parts = place(t.out_counts, 0, tables, t.where);
-      return now ? MPI_Reduce_scatter_c(t.in, t.out, parts.counts, type, op, comm)
-                 : MPI_Ireduce_scatter_c(t.in, t.out, parts.counts, type, op, comm, pending);
-    }
-    case collective::all_gather: {
-      // In place on all ranks or on none, says MPI; ours may differ. So always, after the copy of this
-      // rank's part that MPI would make.
-      auto const* counts = t.out_counts;
-      copy(at(t.out, my_part(counts)), t.in,
-           (counts != nullptr ? counts[rank_] : t.count) * bytes_of(t.type));
-      if (counts == nullptr)
-        return now ? MPI_Allgather_c(MPI_IN_PLACE, n, type, t.out, n, type, comm)
-                   : MPI_Iallgather_c(MPI_IN_PLACE, n, type, t.out, n, type, comm, pending);
-      auto const p = place(counts, 0, tables, t.where);
-      return now ? MPI_Allgatherv_c(MPI_IN_PLACE, 0, type, t.out, p.counts, p.offsets, type, comm)
-                 : MPI_Iallgatherv_c(MPI_IN_PLACE, 0, type, t.out, p.counts, p.offsets, type, comm, pending);
-    }
-    case collective::gather: {
-      auto const* counts = t.out_counts;
-      auto const* in = at_root && t.in == at(t.out, my_part(counts)) ? MPI_IN_PLACE : t.in;
-      if (counts == nullptr)
-        return now ? MPI_Gather_c(in, n, type, t.out, n, type, t.root, comm)
-                   : MPI_Igather_c(in, n, type, t.out, n, type, t.root, comm, pending);
-      auto const p = place(counts, 0, tables, t.where);
-      auto const mine = p.counts[rank_];
-      return now ? MPI_Gatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, t.root, comm)
-                 : MPI_Igatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, t.root, comm, pending);
-    }
-    case collective::scatter: {
-      auto const* counts = t.in_counts;
-      auto* out = at_root && t.out == at(t.in, my_part(counts)) ? MPI_IN_PLACE : t.out;
-      if (counts == nullptr)
-        return now ? MPI_Scatter_c(t.in, n, type, out, n, type, t.root, comm)
-                   : MPI_Iscatter_c(t.in, n, type, out, n, type, t.root, comm, pending);
-      auto const p = place(counts, 0, tables, t.where);
-      auto const mine = p.counts[rank_];
-      return now ? MPI_Scatterv_c(t.in, p.counts, p.offsets, type, out, mine, type, t.root, comm)
-                 : MPI_Iscatterv_c(t.in, p.counts, p.offsets, type, out, mine, type, t.root, comm, pending);
-    }
-    case collective::all_to_all: {
-      if (t.in_counts == nullptr)
-        return now ? MPI_Alltoall_c(t.in, n, type, t.out, n, type, comm)
-                   : MPI_Ialltoall_c(t.in, n, type, t.out, n, type, comm, pending);
-      auto const p = place(t.in_counts, 0, tables, t.where), q = place(t.out_counts, 1, tables, t.where);
-      return now ? MPI_Alltoallv_c(t.in, p.counts, p.offsets, type, t.out, q.counts, q.offsets, type, comm)
-                 : MPI_Ialltoallv_c(t.in, p.counts, p.offsets, type, t.out, q.counts, q.offsets, type, comm,
-                                    pending);
-    }
-    case collective::send:
-      return now ? MPI_Send_c(t.in, n, type, t.root, t.tag, comm)
-                 : MPI_Isend_c(t.in, n, type, t.root, t.tag, comm, pending);
-    case collective::receive:
-      return MPI_Irecv_c(t.out, n, type, t.root, t.tag, comm, pending);
-    case collective::split: // the engine sends it as all_gather
-      break;
-    }
-    return MPI_ERR_OTHER;
-  }
-
-  static void check_length(transfer const& t, MPI_Status const& status) {
-    MPI_Count length = 0;
-    check_mpi(MPI_Get_count_c(&status, type_of(t.type), &length), "Get_count", t.where);
-    if (length != t.count)
-      throw collective_mismatch("E-comm-013", t.where, "the two sides of a message differ: receive of ",
-                                t.count, " ", name_of(t.type), " from rank ", t.root, " got ", length);
-  }
-
-  /// Tells all ranks what this one waits for, hears for a short while what they do, and throws.
-  [[noreturn]] void give_up(signature const& sign, site where) {
-    struct exchange {
-      signature mine;
-      std::vector<signature> theirs;
-      std::vector<MPI_Request> sent, heard;
-    };
-    auto const n = static_cast<std::size_t>(size_);
-    auto* const e = new exchange{sign, std::vector<signature>(n), {}, {}};
-    e->sent.assign(n, MPI_REQUEST_NULL);
-    e->heard.assign(n, MPI_REQUEST_NULL);
-    std::vector<char> answered(n, 0);
-    constexpr auto bytes = MPI_Count{sizeof(signature)};
-    for (int r = 0; r < size_; ++r) {
-      auto const i = static_cast<std::size_t>(r);
-      if (r == rank_) continue; // a call that fails here is a rank that does not answer
-      if (MPI_Irecv_c(&e->theirs[i], bytes, MPI_BYTE, r, status_tag, held_.lanes[1], &e->heard[i]) !=
-              MPI_SUCCESS ||
-          MPI_Isend_c(&e->mine, bytes, MPI_BYTE, r, status_tag, held_.lanes[1], &e->sent[i]) != MPI_SUCCESS)
-        continue;
-    }
-    auto const grace = stall_limit_ < 1 ? stall_limit_ : 1.0;
-    auto open = n - 1;
-    for (auto const start = MPI_Wtime(); open > 0 && MPI_Wtime() - start < grace; ::sched_yield())
-      for (std::size_t r = 0; r < n; ++r) {
-        int ended = 0;
-        if (answered[r] != 0 || e->heard[r] == MPI_REQUEST_NULL) continue;
-        if (MPI_Test(&e->heard[r], &ended, MPI_STATUS_IGNORE) != MPI_SUCCESS || ended == 0) continue;
-        answered[r] = 1;
-        --open;
-      }
-    bool ended = true; // whether MPI is done with the memory of the exchange
-    for (std::size_t r = 0; r < n; ++r) {
-      int sent = 1;
-      if (e->sent[r] != MPI_REQUEST_NULL)
-        ended = MPI_Test(&e->sent[r], &sent, MPI_STATUS_IGNORE) == MPI_SUCCESS && sent != 0 && ended;
-      if (e->heard[r] != MPI_REQUEST_NULL)
-        ended = MPI_Cancel(&e->heard[r]) == MPI_SUCCESS &&
-                MPI_Wait(&e->heard[r], MPI_STATUS_IGNORE) == MPI_SUCCESS && ended;
-    }
-    auto const text = tessera::text_of("rank ", rank_, " of ", size_, " gave up ", text_of(sign),
-                                       " (the limit is ", stall_limit_, " s); it waited for ",
-                                       missing_ranks(sign, rank_, e->theirs, answered));
-    if (ended) delete e;
-    throw stalled("E-comm-021", where, text);
-  }
-
-  struct held {
-    MPI_Comm lanes[2] = {MPI_COMM_NULL, MPI_COMM_NULL};
-    MPI_Op operations[2][3] = {{MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL},
-                               {MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL}};
-  };
-  held held_;
-  buffer<> tables_;
-  int rank_ = 0, size_ = 1;
-  double stall_limit_ = 0;
-};
-
-} // namespace tessera::inline TESSERA_ABI::comm::detail
-
-#endif
-
-namespace tessera::inline TESSERA_ABI::comm {
-
-/// A communicator over the ranks of an MPI_Comm. Move-only.
-class mpi : public detail::interface<mpi, detail::mpi_transport> {
-  using base = detail::interface<mpi, detail::mpi_transport>;
-  using engine = detail::engine<detail::mpi_transport>;
-
-public:
-  /// Collective over `borrowed`, of which it makes two duplicates: the caller's messages, error handler and
-  /// attributes stay its own. To be destroyed before MPI_Finalize. Throws config_error if MPI is not running,
-  /// was initialised below `options.level`, or if the ranks' options differ (on all of them).
-  explicit mpi(MPI_Comm borrowed, mpi_options options = {}, site where = site::here())
-      : base(make(borrowed, options, where)) {}
-
-private:
-  friend base;
-  explicit mpi(engine* owned) noexcept : base(owned) {}
-
-  static engine* make(MPI_Comm borrowed, mpi_options options, site where) {
-    check_threads(options.level, where);
-    MPI_Comm copy = MPI_COMM_NULL;
-    detail::check_mpi(MPI_Comm_dup(borrowed, &copy), "Comm_dup", where);
-    communicator_options const common{options.checked, options.stall_limit};
-    detail::mpi_transport transport(copy, common, where);
-    transport.agree_on(common, where);
-    return new engine(static_cast<detail::mpi_transport&&>(transport), common, 1);
-  }
-
-  static void check_threads(mpi_threads level, site where) {
-    int running = 0, ended = 0, given = 0, main = 1;
-    detail::check_mpi(MPI_Initialized(&running), "Initialized", where);
-    detail::check_mpi(MPI_Finalized(&ended), "Finalized", where);
-    if (running == 0 || ended != 0)
-      throw config_error("E-comm-032", where,
-                         running == 0 ? "MPI is not initialised; call MPI_Init_thread or use comm::run_mpi"
-                                      : "MPI has been finalised");
-    detail::check_mpi(MPI_Query_thread(&given), "Query_thread", where);
-    if (given < static_cast<int>(level))
-      throw config_error("E-comm-033", where, "MPI was initialised with ",
-                         name_of(static_cast<mpi_threads>(given)), ", need ", name_of(level),
-                         ": call MPI_Init_thread with that level, or, if this process has one thread only, "
-                         "pass mpi_options{.level = mpi_threads::single}");
-    detail::check_mpi(MPI_Is_thread_main(&main), "Is_thread_main", where);
-    if (given <= MPI_THREAD_FUNNELED && main == 0)
-      throw config_error("E-comm-034", where, "with ", name_of(static_cast<mpi_threads>(given)),
-                         " only the thread that initialised MPI may communicate");
-  }
-};
-
-static_assert(communicator<mpi>);
-
-/// Initialises MPI, and finalises it at the end of its scope. Throws config_error if MPI is running already
-/// (wrap its communicator instead) or cannot give `level`.
-class mpi_environment {
-public:
-  mpi_environment(int& argc, char**& argv, mpi_threads level = mpi_threads::funneled,
-                  site where = site::here()) {
-    int running = 0, given = 0;
-    detail::check_mpi(MPI_Initialized(&running), "Initialized", where);
-    if (running != 0)
-      throw config_error("E-comm-035", where,
-                         "MPI is initialised already: wrap its communicator with comm::mpi instead");
-    detail::check_mpi(MPI_Init_thread(&argc, &argv, static_cast<int>(level), &given), "Init_thread", where);
-    if (given < static_cast<int>(level)) {
-      (void)MPI_Finalize(); // the error below matters more
-      throw config_error("E-comm-033", where, "this MPI gives ", name_of(static_cast<mpi_threads>(given)),
-                         ", need ", name_of(level));
-    }
-  }
-  mpi_environment(mpi_environment const&) = delete;
-  mpi_environment& operator=(mpi_environment const&) = delete;
-  /// Does not finalise while an exception unwinds: MPI would wait for ranks that may wait for this one.
-  ~mpi_environment() {
-    if (std::uncaught_exceptions() == 0) (void)MPI_Finalize();
-  }
-};
-
-/// Prints what went wrong, on which rank, and ends all ranks of the program.
-[[noreturn]] inline void abort_mpi(char const* what) noexcept {
-  int rank = -1;
-  (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  std::fflush(stdout);
-  std::fprintf(stderr, "rank %d: %s\n", rank, what);
-  std::fflush(stderr);
-  // mpiexec forwards what a process printed while that process lives: without a pause the message may be
-  // lost.
-  timespec const pause{0, 200'000'000};
-  (void)::nanosleep(&pause, nullptr);
-  (void)MPI_Abort(MPI_COMM_WORLD, 1);
-  std::terminate();
-}
-
-/// The main function of an MPI program: initialises MPI, calls body(world), finalises. An exception on any
-/// rank is printed and ends all ranks, so that none waits for ever. Returns what body returns, or 0; 1 if MPI
-/// did not start.
-template <std::invocable<mpi&> F>
-int run_mpi(int& argc, char**& argv, F&& body, mpi_options options = {}, site where = site::here()) {
-  try {
-    mpi_environment environment(argc, argv, options.level, where);
-    try {
-      mpi world(MPI_COMM_WORLD, options, where);
-      if constexpr (std::is_convertible_v<std::invoke_result_t<F&, mpi&>, int>) {
-        return body(world);
-      } else {
-        body(world);
-        return 0;
-      }
-    } catch (std::exception const& e) {
-      abort_mpi(e.what());
-    } catch (...) {
-      abort_mpi("an exception that is not a std::exception");
-    }
-  } catch (std::exception const& e) {
-    std::fprintf(stderr, "%s\n", e.what());
-    return 1;
-  }
-}
-
-} // namespace tessera::inline TESSERA_ABI::comm
-
-#endif
-#endif
 /// One rank: every collective is a copy, every reduction the identity. Code written for a communicator runs
 /// on it without a library, a thread or a cost.
 ///
@@ -8758,6 +6788,525 @@ void run_threads(int ranks, F&& body, communicator_options options = {}, site wh
 
 } // namespace tessera::inline TESSERA_ABI::comm
 
+#endif
+#if defined(TESSERA_WITH_MPI)
+/// Ranks on MPI: an MPI_Comm that the host application has, or a program of our own.
+///
+///     comm::mpi ranks(my_comm);                       // borrowed: duplicated, never touched otherwise
+///     ranks.all_reduce(std::span(values), {.order = comm::summation::native});
+///
+///     int main(int argc, char** argv) {               // prints and aborts all ranks if one throws
+///       return comm::run_mpi(argc, argv, [](comm::mpi& world) { train(world); });
+///     }
+///
+/// Cost: one MPI call each, except reductions in rank_order (two; one up to 2 KiB) and communicators that are
+/// checked (one more) or have a stall limit (non-blocking calls and polling). Counts are 64-bit (MPI-4).
+#ifndef TESSERA_COMM_MPI_HPP
+#define TESSERA_COMM_MPI_HPP
+
+#include <cstdio>
+#include <ctime>
+
+#include <mpi.h>
+
+static_assert(MPI_VERSION >= 4, "tessera/comm/mpi.hpp needs MPI-4 (64-bit counts), such as MPICH 4.0");
+
+namespace tessera::inline TESSERA_ABI::comm {
+
+/// MPI's thread levels. Tessera makes all MPI calls of a rank from one thread, but runs others beside it.
+enum class mpi_threads : int {
+  single = MPI_THREAD_SINGLE,
+  funneled = MPI_THREAD_FUNNELED,
+  serialized = MPI_THREAD_SERIALIZED,
+  multiple = MPI_THREAD_MULTIPLE
+};
+constexpr char const* name_of(mpi_threads level) noexcept {
+  return level == mpi_threads::single       ? "MPI_THREAD_SINGLE"
+         : level == mpi_threads::funneled   ? "MPI_THREAD_FUNNELED"
+         : level == mpi_threads::serialized ? "MPI_THREAD_SERIALIZED"
+                                            : "MPI_THREAD_MULTIPLE";
+}
+
+struct mpi_options {
+  bool checked = false;   // see communicator_options
+  double stall_limit = 0; // see communicator_options
+  /// What MPI must have been initialised with. `single` is enough where the process has one thread only.
+  mpi_threads level = mpi_threads::funneled;
+};
+
+} // namespace tessera::inline TESSERA_ABI::comm
+
+/// The calls of MPI: one for each transfer, every return code looked at, and the watchdog.
+// Before the guard, since mpi.h is included by that header alone, which includes this one where it belongs.
+
+#ifndef TESSERA_COMM_DETAIL_MPI_TRANSPORT_HPP
+#define TESSERA_COMM_DETAIL_MPI_TRANSPORT_HPP
+
+#include <sched.h>
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_mpi(int code, char const* what, site where) {
+  char text[MPI_MAX_ERROR_STRING] = "unknown error";
+  int length = 0;
+  (void)MPI_Error_string(code, text, &length); // where even this fails, the text stands
+  throw library_error("E-comm-030", where, "MPI: ", what, " failed: ", static_cast<char const*>(text));
+}
+
+inline void check_mpi(int code, char const* what, site where) {
+  if (code != MPI_SUCCESS) throw_mpi(code, what, where);
+}
+
+/// MPI's own form of the reduction of 16-bit floats: pairs, each sum rounded to the storage type.
+template <storage_scalar T, reduction Operation>
+void reduce_pairs(void* in, void* in_out, MPI_Count* count, MPI_Datatype*) {
+  auto const* a = static_cast<T const*>(in);
+  auto* b = static_cast<T*>(in_out);
+  for (MPI_Count i = 0; i < *count; ++i) {
+    float value = a[i];
+    combine_into(&value, b + i, 1, Operation);
+    b[i] = T(value);
+  }
+}
+
+class mpi_transport {
+public:
+  static constexpr bool checks_signatures = false;
+  static constexpr bool reduces = true;
+
+  struct ticket {
+    MPI_Request pending = MPI_REQUEST_NULL;
+    transfer what;
+    buffer<> tables; // counts and offsets, which MPI reads until the end
+  };
+  struct patience {
+    explicit patience(mpi_transport& t) : start(t.stall_limit_ > 0 ? MPI_Wtime() : 0) {}
+    double start;
+    int polls = 0;
+  };
+
+  /// Takes over `owned`, which must be a communicator of our own, and makes its second lane.
+  mpi_transport(MPI_Comm owned, communicator_options options, site where) : mpi_transport(owned) {
+    check_mpi(MPI_Comm_set_errhandler(held_.lanes[0], MPI_ERRORS_RETURN), "Comm_set_errhandler", where);
+    check_mpi(MPI_Comm_dup(held_.lanes[0], &held_.lanes[1]), "Comm_dup", where);
+    check_mpi(MPI_Comm_set_errhandler(held_.lanes[1], MPI_ERRORS_RETURN), "Comm_set_errhandler", where);
+    check_mpi(MPI_Comm_rank(held_.lanes[0], &rank_), "Comm_rank", where);
+    check_mpi(MPI_Comm_size(held_.lanes[0], &size_), "Comm_size", where);
+    stall_limit_ = options.stall_limit;
+    make_operations<tessera::bf16>(0, where);
+    make_operations<tessera::fp16>(1, where);
+  }
+  mpi_transport(mpi_transport&& other) noexcept
+      : held_(other.held_), rank_(other.rank_), size_(other.size_), stall_limit_(other.stall_limit_) {
+    other.held_ = {};
+  }
+  mpi_transport& operator=(mpi_transport&&) = delete;
+  ~mpi_transport() {
+    int finalized = 1;
+    if (held_.lanes[0] == MPI_COMM_NULL || MPI_Finalized(&finalized) != MPI_SUCCESS || finalized) return;
+    for (auto& of_type : held_.operations)
+      for (auto& operation : of_type)
+        if (operation != MPI_OP_NULL) (void)MPI_Op_free(&operation); // a destructor can't report
+    for (auto& lane : held_.lanes)
+      if (lane != MPI_COMM_NULL) (void)MPI_Comm_free(&lane);
+  }
+
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+
+  /// Always inlined: where the kind of call is known, this is that call and the look at its return code.
+  [[gnu::always_inline]] void run(transfer const& t) {
+    if (t.what == collective::receive) {
+      MPI_Status status;
+      check_mpi(MPI_Recv_c(t.out, t.count, type_of(t.type), t.root, t.tag, held_.lanes[0], &status),
+                "receive", t.where);
+      return check_length(t, status);
+    }
+    check_mpi(post(t, nullptr, tables_), name_of(t.what), t.where);
+  }
+  void start(transfer const& t, ticket& k) {
+    k.what = t;
+    k.pending = MPI_REQUEST_NULL;
+    check_mpi(post(t, &k.pending, k.tables), name_of(t.what), t.where);
+  }
+  bool test(ticket& k) {
+    int ended = 0;
+    MPI_Status status;
+    check_mpi(MPI_Test(&k.pending, &ended, &status), name_of(k.what.what), k.what.where);
+    if (ended != 0 && k.what.what == collective::receive) check_length(k.what, status);
+    return ended != 0;
+  }
+  void wait(ticket& k) {
+    MPI_Status status;
+    check_mpi(MPI_Wait(&k.pending, &status), name_of(k.what.what), k.what.where);
+    if (k.what.what == collective::receive) check_length(k.what, status);
+  }
+
+  void pause(patience& p, signature const& sign, site where) {
+    ::sched_yield();
+    if (stall_limit_ <= 0 || ++p.polls % 64 != 0) return;
+    int asked = 0;
+    check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, status_tag, held_.lanes[1], &asked, MPI_STATUS_IGNORE), "Iprobe",
+              where);
+    if (asked != 0 || MPI_Wtime() - p.start > stall_limit_) give_up(sign, where);
+  }
+
+  /// Only a receive can be cancelled; other transfers stay MPI's, buffers included.
+  bool abandon(ticket& k) noexcept {
+    if (k.pending == MPI_REQUEST_NULL) return true;
+    return k.what.what == collective::receive && MPI_Cancel(&k.pending) == MPI_SUCCESS &&
+           MPI_Wait(&k.pending, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+  }
+
+  mpi_transport split(std::vector<int> const&, int color, int key, std::uint64_t,
+                      communicator_options options, site where) {
+    MPI_Comm part = MPI_COMM_NULL;
+    check_mpi(MPI_Comm_split(held_.lanes[0], color, key, &part), "Comm_split", where);
+    return mpi_transport(part, options, where);
+  }
+
+  /// Throws config_error on all ranks where their options differ.
+  void agree_on(communicator_options options, site where) {
+    std::vector<double> all(2 * static_cast<std::size_t>(size_));
+    double const mine[2] = {options.checked ? 1.0 : 0.0, options.stall_limit};
+    check_mpi(MPI_Allgather_c(mine, 2, MPI_DOUBLE, all.data(), 2, MPI_DOUBLE, held_.lanes[0]), "Allgather",
+              where);
+    for (std::size_t r = 1; r < static_cast<std::size_t>(size_); ++r)
+      if (all[2 * r] != all[0] || all[2 * r + 1] != all[1])
+        throw config_error("E-comm-031", where,
+                           "the ranks' communicator options differ: rank 0 has checked = ", all[0] != 0,
+                           ", stall_limit = ", all[1], ", rank ", r, " has checked = ", all[2 * r] != 0,
+                           ", stall_limit = ", all[2 * r + 1], "; this is rank ", rank_);
+  }
+
+private:
+  static constexpr int status_tag = 1;
+
+  explicit mpi_transport(MPI_Comm owned) noexcept { held_.lanes[0] = owned; }
+
+  static MPI_Datatype type_of(element type) noexcept {
+    MPI_Datatype const types[] = {MPI_BYTE,     MPI_UINT16_T, MPI_UINT16_T, MPI_FLOAT,   MPI_DOUBLE,
+                                  MPI_INT8_T,   MPI_INT16_T,  MPI_INT32_T,  MPI_INT64_T, MPI_UINT8_T,
+                                  MPI_UINT16_T, MPI_UINT32_T, MPI_UINT64_T};
+    return types[static_cast<int>(type)];
+  }
+  MPI_Op operation_of(transfer const& t) const noexcept {
+    auto const o = static_cast<int>(t.operation);
+    if (t.type == element::bf16) return held_.operations[0][o];
+    if (t.type == element::fp16) return held_.operations[1][o];
+    return t.operation == reduction::sum ? MPI_SUM : t.operation == reduction::max ? MPI_MAX : MPI_MIN;
+  }
+  template <storage_scalar T>
+  void make_operations(int type, site where) {
+    MPI_User_function_c* const functions[] = {
+        &reduce_pairs<T, reduction::sum>, &reduce_pairs<T, reduction::max>, &reduce_pairs<T, reduction::min>};
+    for (int o = 0; o < 3; ++o)
+      check_mpi(MPI_Op_create_c(functions[o], 1, &held_.operations[type][o]), "Op_create", where);
+  }
+
+  /// Counts and offsets as MPI wants them, in memory that outlives the call.
+  struct placement {
+    MPI_Count* counts = nullptr;
+    MPI_Aint* offsets = nullptr;
+  };
+  placement place(index_t const* counts, int side, buffer<>& tables, site where) const {
+    auto* base = room(tables, 4 * size_ * 8, {}, where);
+    placement p{static_cast<MPI_Count*>(base) + 2 * side * size_,
+                reinterpret_cast<MPI_Aint*>(static_cast<MPI_Count*>(base) + (2 * side + 1) * size_)};
+    MPI_Aint offset = 0;
+    for (int r = 0; r < size_; ++r) {
+      p.counts[r] = counts[r];
+      p.offsets[r] = offset;
+      offset += counts[r];
+    }
+    return p;
+  }
+
+  /// The one MPI call of a transfer: blocking without `pending`.
+  [[gnu::always_inline]] int post(transfer const& t, MPI_Request* pending, buffer<>& tables) {
+    auto const comm = held_.lanes[t.step > 0 ? 1 : 0];
+    auto const type = type_of(t.type);
+    bool const now = pending == nullptr;
+    auto const n = MPI_Count{t.count};
+    bool const at_root = rank_ == t.root;
+    auto const my_part = [&](index_t const* counts) {
+      return offset_of(rank_, t.count, counts) * bytes_of(t.type);
+    };
+    switch (t.what) {
+    case collective::barrier:
+      return now ? MPI_Barrier(comm) : MPI_Ibarrier(comm, pending);
+    case collective::broadcast: {
+      auto* data = at_root ? const_cast<void*>(t.in) : t.out;
+      return now ? MPI_Bcast_c(data, n, type, t.root, comm)
+                 : MPI_Ibcast_c(data, n, type, t.root, comm, pending);
+    }
+    case collective::reduce: {
+      auto const* in = at_root && t.in == t.out ? MPI_IN_PLACE : t.in;
+      auto const op = operation_of(t);
+      return now ? MPI_Reduce_c(in, t.out, n, type, op, t.root, comm)
+                 : MPI_Ireduce_c(in, t.out, n, type, op, t.root, comm, pending);
+    }
+    case collective::all_reduce: {
+      auto const* in = t.in == t.out ? MPI_IN_PLACE : t.in;
+      auto const op = operation_of(t);
+      return now ? MPI_Allreduce_c(in, t.out, n, type, op, comm)
+                 : MPI_Iallreduce_c(in, t.out, n, type, op, comm, pending);
+    }
+    case collective::reduce_scatter: {
+      auto const op = operation_of(t);
+      if (t.out_counts == nullptr)
+        return now ? MPI_Reduce_scatter_block_c(t.in, t.out, n, type, op, comm)
+                   : MPI_Ireduce_scatter_block_c(t.in, t.out, n, type, op, comm, pending);
+      auto const parts = place(t.out_counts, 0, tables, t.where);
+      return now ? MPI_Reduce_scatter_c(t.in, t.out, parts.counts, type, op, comm)
+                 : MPI_Ireduce_scatter_c(t.in, t.out, parts.counts, type, op, comm, pending);
+    }
+    case collective::all_gather: {
+      // In place on all ranks or on none, says MPI; ours may differ. So always, after the copy of this
+      // rank's part that MPI would make.
+      auto const* counts = t.out_counts;
+      copy(at(t.out, my_part(counts)), t.in,
+           (counts != nullptr ? counts[rank_] : t.count) * bytes_of(t.type));
+      if (counts == nullptr)
+        return now ? MPI_Allgather_c(MPI_IN_PLACE, n, type, t.out, n, type, comm)
+                   : MPI_Iallgather_c(MPI_IN_PLACE, n, type, t.out, n, type, comm, pending);
+      auto const p = place(counts, 0, tables, t.where);
+      return now ? MPI_Allgatherv_c(MPI_IN_PLACE, 0, type, t.out, p.counts, p.offsets, type, comm)
+                 : MPI_Iallgatherv_c(MPI_IN_PLACE, 0, type, t.out, p.counts, p.offsets, type, comm, pending);
+    }
+    case collective::gather: {
+      auto const* counts = t.out_counts;
+      auto const* in = at_root && t.in == at(t.out, my_part(counts)) ? MPI_IN_PLACE : t.in;
+      if (counts == nullptr)
+        return now ? MPI_Gather_c(in, n, type, t.out, n, type, t.root, comm)
+                   : MPI_Igather_c(in, n, type, t.out, n, type, t.root, comm, pending);
+      auto const p = place(counts, 0, tables, t.where);
+      auto const mine = p.counts[rank_];
+      return now ? MPI_Gatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, t.root, comm)
+                 : MPI_Igatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, t.root, comm, pending);
+    }
+    case collective::scatter: {
+      auto const* counts = t.in_counts;
+      auto* out = at_root && t.out == at(t.in, my_part(counts)) ? MPI_IN_PLACE : t.out;
+      if (counts == nullptr)
+        return now ? MPI_Scatter_c(t.in, n, type, out, n, type, t.root, comm)
+                   : MPI_Iscatter_c(t.in, n, type, out, n, type, t.root, comm, pending);
+      auto const p = place(counts, 0, tables, t.where);
+      auto const mine = p.counts[rank_];
+      return now ? MPI_Scatterv_c(t.in, p.counts, p.offsets, type, out, mine, type, t.root, comm)
+                 : MPI_Iscatterv_c(t.in, p.counts, p.offsets, type, out, mine, type, t.root, comm, pending);
+    }
+    case collective::all_to_all: {
+      if (t.in_counts == nullptr)
+        return now ? MPI_Alltoall_c(t.in, n, type, t.out, n, type, comm)
+                   : MPI_Ialltoall_c(t.in, n, type, t.out, n, type, comm, pending);
+      auto const p = place(t.in_counts, 0, tables, t.where), q = place(t.out_counts, 1, tables, t.where);
+      return now ? MPI_Alltoallv_c(t.in, p.counts, p.offsets, type, t.out, q.counts, q.offsets, type, comm)
+                 : MPI_Ialltoallv_c(t.in, p.counts, p.offsets, type, t.out, q.counts, q.offsets, type, comm,
+                                    pending);
+    }
+    case collective::send:
+      return now ? MPI_Send_c(t.in, n, type, t.root, t.tag, comm)
+                 : MPI_Isend_c(t.in, n, type, t.root, t.tag, comm, pending);
+    case collective::receive:
+      return MPI_Irecv_c(t.out, n, type, t.root, t.tag, comm, pending);
+    case collective::split: // the engine sends it as all_gather
+      break;
+    }
+    return MPI_ERR_OTHER;
+  }
+
+  static void check_length(transfer const& t, MPI_Status const& status) {
+    MPI_Count length = 0;
+    check_mpi(MPI_Get_count_c(&status, type_of(t.type), &length), "Get_count", t.where);
+    if (length != t.count)
+      throw collective_mismatch("E-comm-013", t.where, "the two sides of a message differ: receive of ",
+                                t.count, " ", name_of(t.type), " from rank ", t.root, " got ", length);
+  }
+
+  /// Tells all ranks what this one waits for, hears for a short while what they do, and throws.
+  [[noreturn]] void give_up(signature const& sign, site where) {
+    struct exchange {
+      signature mine;
+      std::vector<signature> theirs;
+      std::vector<MPI_Request> sent, heard;
+    };
+    auto const n = static_cast<std::size_t>(size_);
+    auto* const e = new exchange{sign, std::vector<signature>(n), {}, {}};
+    e->sent.assign(n, MPI_REQUEST_NULL);
+    e->heard.assign(n, MPI_REQUEST_NULL);
+    std::vector<char> answered(n, 0);
+    constexpr auto bytes = MPI_Count{sizeof(signature)};
+    for (int r = 0; r < size_; ++r) {
+      auto const i = static_cast<std::size_t>(r);
+      if (r == rank_) continue; // a call that fails here is a rank that does not answer
+      if (MPI_Irecv_c(&e->theirs[i], bytes, MPI_BYTE, r, status_tag, held_.lanes[1], &e->heard[i]) !=
+              MPI_SUCCESS ||
+          MPI_Isend_c(&e->mine, bytes, MPI_BYTE, r, status_tag, held_.lanes[1], &e->sent[i]) != MPI_SUCCESS)
+        continue;
+    }
+    auto const grace = stall_limit_ < 1 ? stall_limit_ : 1.0;
+    auto open = n - 1;
+    for (auto const start = MPI_Wtime(); open > 0 && MPI_Wtime() - start < grace; ::sched_yield())
+      for (std::size_t r = 0; r < n; ++r) {
+        int ended = 0;
+        if (answered[r] != 0 || e->heard[r] == MPI_REQUEST_NULL) continue;
+        if (MPI_Test(&e->heard[r], &ended, MPI_STATUS_IGNORE) != MPI_SUCCESS || ended == 0) continue;
+        answered[r] = 1;
+        --open;
+      }
+    bool ended = true; // whether MPI is done with the memory of the exchange
+    for (std::size_t r = 0; r < n; ++r) {
+      int sent = 1;
+      if (e->sent[r] != MPI_REQUEST_NULL)
+        ended = MPI_Test(&e->sent[r], &sent, MPI_STATUS_IGNORE) == MPI_SUCCESS && sent != 0 && ended;
+      if (e->heard[r] != MPI_REQUEST_NULL)
+        ended = MPI_Cancel(&e->heard[r]) == MPI_SUCCESS &&
+                MPI_Wait(&e->heard[r], MPI_STATUS_IGNORE) == MPI_SUCCESS && ended;
+    }
+    auto const text = tessera::text_of("rank ", rank_, " of ", size_, " gave up ", text_of(sign),
+                                       " (the limit is ", stall_limit_, " s); it waited for ",
+                                       missing_ranks(sign, rank_, e->theirs, answered));
+    if (ended) delete e;
+    throw stalled("E-comm-021", where, text);
+  }
+
+  struct held {
+    MPI_Comm lanes[2] = {MPI_COMM_NULL, MPI_COMM_NULL};
+    MPI_Op operations[2][3] = {{MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL},
+                               {MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL}};
+  };
+  held held_;
+  buffer<> tables_;
+  int rank_ = 0, size_ = 1;
+  double stall_limit_ = 0;
+};
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::comm {
+
+/// A communicator over the ranks of an MPI_Comm. Move-only.
+class mpi : public detail::interface<mpi, detail::mpi_transport> {
+  using base = detail::interface<mpi, detail::mpi_transport>;
+  using engine = detail::engine<detail::mpi_transport>;
+
+public:
+  /// Collective over `borrowed`, of which it makes two duplicates: the caller's messages, error handler and
+  /// attributes stay its own. To be destroyed before MPI_Finalize. Throws config_error if MPI is not running,
+  /// was initialised below `options.level`, or if the ranks' options differ (on all of them).
+  explicit mpi(MPI_Comm borrowed, mpi_options options = {}, site where = site::here())
+      : base(make(borrowed, options, where)) {}
+
+private:
+  friend base;
+  explicit mpi(engine* owned) noexcept : base(owned) {}
+
+  static engine* make(MPI_Comm borrowed, mpi_options options, site where) {
+    check_threads(options.level, where);
+    MPI_Comm copy = MPI_COMM_NULL;
+    detail::check_mpi(MPI_Comm_dup(borrowed, &copy), "Comm_dup", where);
+    communicator_options const common{options.checked, options.stall_limit};
+    detail::mpi_transport transport(copy, common, where);
+    transport.agree_on(common, where);
+    return new engine(static_cast<detail::mpi_transport&&>(transport), common, 1);
+  }
+
+  static void check_threads(mpi_threads level, site where) {
+    int running = 0, ended = 0, given = 0, main = 1;
+    detail::check_mpi(MPI_Initialized(&running), "Initialized", where);
+    detail::check_mpi(MPI_Finalized(&ended), "Finalized", where);
+    if (running == 0 || ended != 0)
+      throw config_error("E-comm-032", where,
+                         running == 0 ? "MPI is not initialised; call MPI_Init_thread or use comm::run_mpi"
+                                      : "MPI has been finalised");
+    detail::check_mpi(MPI_Query_thread(&given), "Query_thread", where);
+    if (given < static_cast<int>(level))
+      throw config_error("E-comm-033", where, "MPI was initialised with ",
+                         name_of(static_cast<mpi_threads>(given)), ", need ", name_of(level),
+                         ": call MPI_Init_thread with that level, or, if this process has one thread only, "
+                         "pass mpi_options{.level = mpi_threads::single}");
+    detail::check_mpi(MPI_Is_thread_main(&main), "Is_thread_main", where);
+    if (given <= MPI_THREAD_FUNNELED && main == 0)
+      throw config_error("E-comm-034", where, "with ", name_of(static_cast<mpi_threads>(given)),
+                         " only the thread that initialised MPI may communicate");
+  }
+};
+
+static_assert(communicator<mpi>);
+
+/// Initialises MPI, and finalises it at the end of its scope. Throws config_error if MPI is running already
+/// (wrap its communicator instead) or cannot give `level`.
+class mpi_environment {
+public:
+  mpi_environment(int& argc, char**& argv, mpi_threads level = mpi_threads::funneled,
+                  site where = site::here()) {
+    int running = 0, given = 0;
+    detail::check_mpi(MPI_Initialized(&running), "Initialized", where);
+    if (running != 0)
+      throw config_error("E-comm-035", where,
+                         "MPI is initialised already: wrap its communicator with comm::mpi instead");
+    detail::check_mpi(MPI_Init_thread(&argc, &argv, static_cast<int>(level), &given), "Init_thread", where);
+    if (given < static_cast<int>(level)) {
+      (void)MPI_Finalize(); // the error below matters more
+      throw config_error("E-comm-033", where, "this MPI gives ", name_of(static_cast<mpi_threads>(given)),
+                         ", need ", name_of(level));
+    }
+  }
+  mpi_environment(mpi_environment const&) = delete;
+  mpi_environment& operator=(mpi_environment const&) = delete;
+  /// Does not finalise while an exception unwinds: MPI would wait for ranks that may wait for this one.
+  ~mpi_environment() {
+    if (std::uncaught_exceptions() == 0) (void)MPI_Finalize();
+  }
+};
+
+/// Prints what went wrong, on which rank, and ends all ranks of the program.
+[[noreturn]] inline void abort_mpi(char const* what) noexcept {
+  int rank = -1;
+  (void)MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  std::fflush(stdout);
+  std::fprintf(stderr, "rank %d: %s\n", rank, what);
+  std::fflush(stderr);
+  // mpiexec forwards what a process printed while that process lives: without a pause the message may be
+  // lost.
+  timespec const pause{0, 200'000'000};
+  (void)::nanosleep(&pause, nullptr);
+  (void)MPI_Abort(MPI_COMM_WORLD, 1);
+  std::terminate();
+}
+
+/// The main function of an MPI program: initialises MPI, calls body(world), finalises. An exception on any
+/// rank is printed and ends all ranks, so that none waits for ever. Returns what body returns, or 0; 1 if MPI
+/// did not start.
+template <std::invocable<mpi&> F>
+int run_mpi(int& argc, char**& argv, F&& body, mpi_options options = {}, site where = site::here()) {
+  try {
+    mpi_environment environment(argc, argv, options.level, where);
+    try {
+      mpi world(MPI_COMM_WORLD, options, where);
+      if constexpr (std::is_convertible_v<std::invoke_result_t<F&, mpi&>, int>) {
+        return body(world);
+      } else {
+        body(world);
+        return 0;
+      }
+    } catch (std::exception const& e) {
+      abort_mpi(e.what());
+    } catch (...) {
+      abort_mpi("an exception that is not a std::exception");
+    }
+  } catch (std::exception const& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}
+
+} // namespace tessera::inline TESSERA_ABI::comm
+
+#endif
 #endif
 
 /// A file that is either complete or not there: bytes go to a temporary name beside the target, and `commit`

@@ -44,11 +44,11 @@
 #include <tessera/ops/swiglu.hpp>
 
 #include <tessera/comm/communicator.hpp>
+#include <tessera/comm/self.hpp>
+#include <tessera/comm/threads.hpp>
 #if defined(TESSERA_WITH_MPI)
 #include <tessera/comm/mpi.hpp>
 #endif
-#include <tessera/comm/self.hpp>
-#include <tessera/comm/threads.hpp>
 
 #include <tessera/io/atomic_file.hpp>
 #include <tessera/io/checksum.hpp>

@@ -27,8 +27,9 @@ def umbrella(headers):
 #define TESSERA_TESSERA_HPP
 """
     for room in ROOMS:
-        names = sorted(h for h in headers if h.startswith(f"tessera/{room}/")
-                       and not re.search(r"/(detail|host|cuda)/", h))
+        # Those under a condition last: what they share with the others then stands once, outside it.
+        names = sorted((h for h in headers if h.startswith(f"tessera/{room}/")
+                        and not re.search(r"/(detail|host|cuda)/", h)), key=lambda h: (h in NEEDS, h))
         if names:
             text += "\n" + "".join(f"#include <{name}>\n" if name not in NEEDS else
                                    f"#if defined({NEEDS[name]})\n#include <{name}>\n#endif\n" for name in names)
