@@ -73,7 +73,9 @@ constexpr char const* meaning[] = {"share of the limit, 1 is the limit, more is 
 
 void write_table(std::filesystem::path const& file, std::vector<row> const& rows) {
   std::ofstream out(file);
-  out << "Ratios of times measured by turns in one process; absolute times are this machine's and today's.\n";
+  out << "Medians of ratios of times taken by turns in one process, with half the width of their 95% "
+         "intervals; "
+         "absolute times are this machine's and today's.\n";
   for (bool share : {true, false}) {
     bool any = false;
     for (auto const& r : rows) {

@@ -1,7 +1,6 @@
 // requires: mpi
 // Each collective of comm::mpi beside the bare MPI call on the same buffers, and the price of summing in rank
-// order beside the MPI library's own reduction. Run under mpiexec; every rank runs the same fixed number of
-// turns.
+// order beside the MPI library's own reduction. Run under mpiexec.
 #include <mpi.h>
 
 #include <tessera/comm/mpi.hpp>
@@ -14,38 +13,42 @@ using namespace tessera;
 
 constexpr index_t sizes_in_bytes[] = {4 << 10, 64 << 10, 1 << 20, 16 << 20};
 
-/// Calls in one timed turn: enough that the clock's grain and a single late rank do not show.
-index_t calls_of(index_t bytes) {
-  return std::max<index_t>(1, (256 << 10) / bytes);
-}
-index_t turns_of(index_t bytes) {
-  return bytes <= (1 << 20) ? 300 : 40;
+/// Seconds that each comparison may take, all its turns together: --benchmark_min_time, four times.
+double seconds_to_spend = 2;
+
+/// What rank 0 says. Ranks that timed for themselves would disagree on how often to call.
+template <class Value>
+Value agreed(Value value) {
+  MPI_Bcast(&value, sizeof value, MPI_BYTE, 0, MPI_COMM_WORLD);
+  return value;
 }
 
+template <class F>
+double seconds_of_calls(F&& f, index_t calls) {
+  // A barrier first: a rank that comes late from the other's turn must not count as its cost.
+  MPI_Barrier(MPI_COMM_WORLD);
+  return bench::seconds_of([&] {
+    for (index_t i = 0; i < calls; ++i) f();
+  });
+}
+
+/// The wrapper and the bare call by turns, each turn as many calls as fill half a millisecond.
 template <class Ours, class Peer>
-void compare(benchmark::State& state, index_t bytes, std::string const& peer, Ours ours, Peer bare) {
-  auto const repeat = [&](auto& f) {
-    return [&f, bytes] {
-      for (index_t i = 0; i < calls_of(bytes); ++i) f();
-    };
-  };
-  // A barrier before each turn: a rank that comes late from the other's turn must not count as its cost.
-  auto a = repeat(ours), b = repeat(bare);
+void compare(benchmark::State& state, std::string const& peer, Ours ours, Peer bare) {
   bench::pairs times;
-  a();
-  b();
-  bool ours_first = true;
   for (auto _ : state) {
-    double seconds[2];
-    for (int turn = 0; turn < 2; ++turn) {
-      bool const mine = (turn == 0) == ours_first;
-      MPI_Barrier(MPI_COMM_WORLD);
-      seconds[mine ? 0 : 1] = mine ? bench::seconds_of(a) : bench::seconds_of(b);
+    seconds_of_calls(ours, 4);
+    auto const one = agreed(seconds_of_calls(bare, 16) / 16);
+    auto const calls = std::clamp<index_t>(static_cast<index_t>(5e-4 / one), 1, 1000);
+    auto const per_turn = 2 * one * static_cast<double>(calls);
+    auto const turns = std::clamp<index_t>(static_cast<index_t>(seconds_to_spend / per_turn), 8, 4000);
+    for (index_t turn = 0; turn < turns; ++turn) {
+      bool const ours_first = turn % 2 == 0;
+      if (ours_first) times.ours.push_back(seconds_of_calls(ours, calls));
+      times.peer.push_back(seconds_of_calls(bare, calls));
+      if (!ours_first) times.ours.push_back(seconds_of_calls(ours, calls));
     }
-    ours_first = !ours_first;
-    times.ours.push_back(seconds[0]);
-    times.peer.push_back(seconds[1]);
-    state.SetIterationTime(seconds[0] / static_cast<double>(calls_of(bytes)));
+    state.SetIterationTime(bench::quantile(times.ours, 0.5) / static_cast<double>(calls));
   }
   bench::publish(state, times, "times_peer", peer);
 }
@@ -53,7 +56,7 @@ void compare(benchmark::State& state, index_t bytes, std::string const& peer, Ou
 void add(char const* name, index_t bytes, int ranks, auto body) {
   auto const title = "comm/mpi/" + std::string(name) + "/ranks:" + std::to_string(ranks) +
                      "/KiB:" + std::to_string(bytes >> 10);
-  benchmark::RegisterBenchmark(title.c_str(), body)->UseManualTime()->Iterations(turns_of(bytes));
+  benchmark::RegisterBenchmark(title.c_str(), body)->UseManualTime()->Iterations(1);
 }
 
 void register_all(comm::mpi& ranks) {
@@ -67,39 +70,38 @@ void register_all(comm::mpi& ranks) {
     add("broadcast", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(n), 1.0f);
       compare(
-          state, bytes, "MPI_Bcast", [&] { ranks.broadcast(std::span(x), 0); },
+          state, "MPI_Bcast", [&] { ranks.broadcast(std::span(x), 0); },
           [&] { MPI_Bcast(x.data(), whole, MPI_FLOAT, 0, MPI_COMM_WORLD); });
     });
     add("all_reduce_native", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(n), 1.0f), y(x.size());
       compare(
-          state, bytes, "MPI_Allreduce",
-          [&] { ranks.all_reduce(std::span(y), std::span<float const>(x), native); },
+          state, "MPI_Allreduce", [&] { ranks.all_reduce(std::span(y), std::span<float const>(x), native); },
           [&] { MPI_Allreduce(x.data(), y.data(), whole, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); });
     });
     add("reduce_scatter_native", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(part * size), 1.0f), y(static_cast<std::size_t>(part));
       compare(
-          state, bytes, "MPI_Reduce_scatter_block",
+          state, "MPI_Reduce_scatter_block",
           [&] { ranks.reduce_scatter(std::span(y), std::span<float const>(x), native); },
           [&] { MPI_Reduce_scatter_block(x.data(), y.data(), part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); });
     });
     add("all_gather", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(part), 1.0f), y(static_cast<std::size_t>(part * size));
       compare(
-          state, bytes, "MPI_Allgather", [&] { ranks.all_gather(std::span(y), std::span<float const>(x)); },
+          state, "MPI_Allgather", [&] { ranks.all_gather(std::span(y), std::span<float const>(x)); },
           [&] { MPI_Allgather(x.data(), part, MPI_FLOAT, y.data(), part, MPI_FLOAT, MPI_COMM_WORLD); });
     });
     add("all_to_all", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(part * size), 1.0f), y(x.size());
       compare(
-          state, bytes, "MPI_Alltoall", [&] { ranks.all_to_all(std::span(y), std::span<float const>(x)); },
+          state, "MPI_Alltoall", [&] { ranks.all_to_all(std::span(y), std::span<float const>(x)); },
           [&] { MPI_Alltoall(x.data(), part, MPI_FLOAT, y.data(), part, MPI_FLOAT, MPI_COMM_WORLD); });
     });
     add("all_reduce_rank_order", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(n), 1.0f), y(x.size());
       compare(
-          state, bytes, "all_reduce native",
+          state, "all_reduce native",
           [&] { ranks.all_reduce(std::span(y), std::span<float const>(x), comm::reduce_options{}); },
           [&] { ranks.all_reduce(std::span(y), std::span<float const>(x), native); });
     });
@@ -122,6 +124,9 @@ int main(int argc, char** argv) {
   if (ranks.rank() != 0)
     std::erase_if(arguments,
                   [](char const* a) { return std::string_view(a).starts_with("--benchmark_out"); });
+  for (std::string_view const flag : arguments)
+    if (constexpr std::string_view name = "--benchmark_min_time="; flag.starts_with(name))
+      seconds_to_spend = 4 * std::stod(std::string(flag.substr(name.size())));
   int count = narrow<int>(arguments.size());
   arguments.push_back(nullptr);
   benchmark::Initialize(&count, arguments.data());

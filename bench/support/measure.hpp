@@ -1,11 +1,12 @@
 /// How every benchmark here gets its figure: what is measured and what it is compared with run by turns in
-/// one process, so that a noisy machine disturbs both alike. The figure is a ratio of medians; its noise is
-/// the spread (half the distance of the quartiles) of the ratios of neighbouring runs.
+/// one process, so that a noisy machine disturbs both alike. The figure is the median of the ratios of
+/// neighbouring turns; its noise is half the width of the median's 95% confidence interval.
 #ifndef TESSERA_BENCH_SUPPORT_MEASURE_HPP
 #define TESSERA_BENCH_SUPPORT_MEASURE_HPP
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -36,11 +37,18 @@ inline double quantile(std::vector<double> values, double at) {
 struct pairs {
   std::vector<double> ours, peer;
 
-  double ratio() const { return quantile(ours, 0.5) / quantile(peer, 0.5); }
+  std::vector<double> ratios() const {
+    std::vector<double> result;
+    for (std::size_t i = 0; i < ours.size(); ++i) result.push_back(ours[i] / peer[i]);
+    return result;
+  }
+  double ratio() const { return quantile(ratios(), 0.5); }
+  /// Half the distance of the order statistics that enclose the median with 95% probability, whatever the
+  /// distribution (the binomial's normal approximation: n / 2 less and plus 0.98 root n).
   double noise() const {
-    std::vector<double> ratios;
-    for (std::size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / peer[i]);
-    return (quantile(ratios, 0.75) - quantile(ratios, 0.25)) / 2;
+    auto const half = 0.98 / std::sqrt(static_cast<double>(std::max<std::size_t>(ours.size(), 1)));
+    return (quantile(ratios(), std::min(1.0, 0.5 + half)) - quantile(ratios(), std::max(0.0, 0.5 - half))) /
+           2;
   }
 };
 
