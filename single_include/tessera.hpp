@@ -1477,7 +1477,8 @@ namespace tessera::inline TESSERA_ABI::ops::elementary {
   // x = m 2^e with m in [sqrt(1/2), sqrt(2)), subnormals scaled up first.
   auto const tiny = x < 0x1p-126f;
   auto const scaled = x * select(tiny, 0x1p25f, 1.0f);
-  auto const offset = std::bit_cast<std::int32_t>(scaled) - 0x3f3504f3;
+  // Unsigned: the bits of a negative x wrap round here, and its result is NaN below.
+  auto const offset = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(scaled) - 0x3f3504f3u);
   auto const e = static_cast<float>(offset >> 23) - select(tiny, 25.0f, 0.0f);
   auto const m = std::bit_cast<float>((offset & 0x7fffff) + 0x3f3504f3);
   auto const f = m - 1.0f;
