@@ -68,7 +68,7 @@ struct memory_account {
   memory_kind kind = memory_kind::other;
 };
 
-/// How memory of one space is taken and given back.
+/// How memory of one space is taken and given back. `allocate` returns nullptr where there is not enough.
 template <memory_space Memory>
 struct memory_traits;
 
@@ -104,16 +104,18 @@ template <memory_space Memory = host_memory>
 class buffer {
 public:
   buffer() = default;
-  explicit buffer(index_t bytes, memory_account account = {}, site where = site::here())
-      : bytes_(bytes), account_(account) {
+  explicit buffer(index_t bytes, memory_account account = {}, site where = site::here()) : buffer() {
     if (bytes < 0) throw size_error("E-core-008", where, "a buffer of ", bytes, " bytes was asked for");
     if (bytes == 0) return;
     data_ = memory_traits<Memory>::allocate(static_cast<std::size_t>(bytes));
     if (data_ == nullptr)
       throw out_of_memory("E-core-009", where, "no ", bytes, " bytes of ", Memory::name, " memory for ",
                           name_of(account.kind));
-    memory_traits<Memory>::zero(data_, static_cast<std::size_t>(bytes));
+    // Owned from here on: where zeroing throws, the destructor gives it back.
+    bytes_ = bytes;
+    account_ = account;
     if (account_.meter != nullptr) account_.meter->add(account_.kind, bytes_);
+    memory_traits<Memory>::zero(data_, static_cast<std::size_t>(bytes));
   }
   buffer(buffer&& other) noexcept { swap(other); }
   buffer& operator=(buffer&& other) noexcept {

@@ -25,8 +25,8 @@ public:
   operator tessera::view<T const, Rank, Memory>() const noexcept { return view(); } // NOLINT
   operator tessera::view<T const, Rank, Memory>() noexcept { return view(); }       // NOLINT
 
-  std::span<T> span() noexcept { return {data(), static_cast<std::size_t>(size())}; }
-  std::span<T const> span() const noexcept { return {data(), static_cast<std::size_t>(size())}; }
+  memory_span<T, Memory> span() noexcept { return {data(), static_cast<std::size_t>(size())}; }
+  memory_span<T const, Memory> span() const noexcept { return {data(), static_cast<std::size_t>(size())}; }
 
   T* data() noexcept { return static_cast<T*>(memory_.data()); }
   T const* data() const noexcept { return static_cast<T const*>(memory_.data()); }

@@ -8,25 +8,12 @@
 #ifndef TESSERA_CORE_VIEW_HPP
 #define TESSERA_CORE_VIEW_HPP
 
-#include <span>
 #include <type_traits>
 
 #include <tessera/core/extents.hpp>
+#include <tessera/core/memory_span.hpp>
 
 namespace tessera::inline TESSERA_ABI {
-
-/// Memory that the processor reads and writes directly.
-struct host_memory {
-  static constexpr bool host_accessible = true;
-  static constexpr char const* name = "host";
-};
-
-/// A kind of memory: host_memory here; the CUDA headers add theirs.
-template <class M>
-concept memory_space = requires {
-  { M::host_accessible } -> std::convertible_to<bool>;
-  { M::name } -> std::convertible_to<char const*>;
-};
 
 template <class T, int Rank, memory_space Memory = host_memory>
   requires(Rank >= 1)
@@ -135,7 +122,7 @@ public:
   }
 
   /// All elements as one span. Throws size_error if the view has gaps.
-  constexpr std::span<T> span(site where = site::here()) const {
+  constexpr memory_span<T, Memory> span(site where = site::here()) const {
     if (!contiguous())
       throw size_error("E-core-007", where, "a view with gaps (extents ", text_of(extents()), ", strides ",
                        text_of(strides()), ") is not a span");

@@ -14,6 +14,7 @@
 #endif
 
 #include <tessera/core/memory.hpp>
+#include <tessera/exec/detail/handles.hpp>
 #include <tessera/exec/space.hpp>
 
 namespace tessera::inline TESSERA_ABI::exec {
@@ -58,9 +59,6 @@ public:
   }
   basic_host(basic_host const&) = delete;
   basic_host& operator=(basic_host const&) = delete;
-  ~basic_host() {
-    for (auto& handle : handles_) handle.destroy(handle.object);
-  }
 
   int threads() const noexcept {
     return threads_;
@@ -97,20 +95,10 @@ public:
 
   /// An object of type `Handle` that lives as long as this space, made at the first call: where an operation
   /// keeps engines, compiled kernels and scratch memory between calls. One that takes memory is made from the
-  /// account that counts it.
+  /// account that counts it, one that needs the space from that.
   template <class Handle>
-    requires(std::default_initializable<Handle> || std::constructible_from<Handle, memory_account>)
-  Handle& handle() {
-    for (auto& entry : handles_)
-      if (entry.type == &tag_of<Handle>) return *static_cast<Handle*>(entry.object);
-    handles_.reserve(handles_.size() + 1);
-    Handle* object = nullptr;
-    if constexpr (std::constructible_from<Handle, memory_account>)
-      object = new Handle(memory_account{&scratch_, memory_kind::other});
-    else
-      object = new Handle();
-    handles_.push_back({&tag_of<Handle>, object, [](void* held) { delete static_cast<Handle*>(held); }});
-    return *object;
+  requires detail::handle_of<Handle, basic_host> Handle& handle() {
+    return handles_.template get<Handle>(*this, {&scratch_, memory_kind::other});
   }
 
   /// Memory that operations keep in handles of this space.
@@ -129,18 +117,9 @@ public:
   }
 
 private:
-  template <class>
-  static constexpr char tag_of = 0;
-
-  struct attached {
-    void const* type;
-    void* object;
-    void (*destroy)(void*);
-  };
-
   int threads_;
   memory_meter scratch_;
-  std::vector<attached> handles_;
+  detail::handles handles_;
   std::vector<std::string> notes_;
 };
 

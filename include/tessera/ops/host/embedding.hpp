@@ -40,15 +40,14 @@ struct embedding_on<exec::host_backend> {
 
     // Rows sorted by token, in their own order within a token: those of token v are order[first[v], first[v +
     // 1]).
-    auto* first =
-        ex.template handle<host_detail::scratch<starts>>().template take<index_t>(classes + 2, where);
-    auto* order = ex.template handle<host_detail::scratch<sorted>>().template take<index_t>(rows, where);
+    auto* first = ex.template handle<exec::scratch<starts>>().template take<index_t>(classes + 2, where);
+    auto* order = ex.template handle<exec::scratch<sorted>>().template take<index_t>(rows, where);
     for (index_t v = 0; v < classes + 2; ++v) first[v] = 0;
     for (index_t row = 0; row < rows; ++row) ++first[tokens(row / length, row % length) + 2];
     for (index_t v = 2; v < classes + 2; ++v) first[v] += first[v - 1];
     for (index_t row = 0; row < rows; ++row) order[first[tokens(row / length, row % length) + 1]++] = row;
 
-    auto* sums = ex.template handle<host_detail::scratch<totals>>().template take<float>(width, where);
+    auto* sums = ex.template handle<exec::scratch<totals>>().template take<float>(width, where);
     constexpr index_t granule = 32; // columns: whole cache lines
     auto const granules = (width + granule - 1) / granule;
     ex.parallel_for(granules, host_detail::grain / (granule * (rows + 1)) + 1, [=](index_t from, index_t to) {

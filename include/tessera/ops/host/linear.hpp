@@ -52,7 +52,7 @@ struct linear_on<exec::host_backend> {
     if (options.activation != activation::none) {
       auto d_pre = options.scratch;
       if (d_pre.data() == nullptr)
-        d_pre = {ex.template handle<host_detail::scratch<linear_on>>().template take<T>(m * n, site::here()),
+        d_pre = {ex.template handle<exec::scratch<linear_on>>().template take<T>(m * n, site::here()),
                  {m, n}};
       if (options.activation == activation::gelu_tanh)
         columns(ex, gradients.bias, options.accumulate, d_out, d_pre, options.pre_activation,
@@ -83,8 +83,7 @@ private:
     if constexpr (std::same_as<T, float>)
       return out;
     else
-      return {ex.template handle<host_detail::scratch<block_sums>>().template take<float>(out.size(),
-                                                                                          site::here()),
+      return {ex.template handle<exec::scratch<block_sums>>().template take<float>(out.size(), site::here()),
               out.extents()};
   }
 

@@ -13,8 +13,7 @@ struct reduce_on<exec::host_backend> {
   static double sum(Ex& ex, view<T const, 1> in, Term term, site where) {
     constexpr index_t chunk = 16384;
     auto const count = in.size(), chunks = (count + chunk - 1) / chunk;
-    auto* partial =
-        ex.template handle<host_detail::scratch<reduce_on>>().template take<double>(chunks, where);
+    auto* partial = ex.template handle<exec::scratch<reduce_on>>().template take<double>(chunks, where);
     host_detail::for_rows(ex, chunks, chunk, [=, x = in.data()](index_t c) {
       auto const* part = x + c * chunk;
       auto const n = count - c * chunk < chunk ? count - c * chunk : chunk;

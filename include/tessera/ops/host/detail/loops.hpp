@@ -4,8 +4,8 @@
 #ifndef TESSERA_OPS_HOST_DETAIL_LOOPS_HPP
 #define TESSERA_OPS_HOST_DETAIL_LOOPS_HPP
 
-#include <tessera/core/memory.hpp>
 #include <tessera/exec/host.hpp>
+#include <tessera/exec/scratch.hpp>
 #include <tessera/ops/elementary.hpp>
 
 namespace tessera::inline TESSERA_ABI::ops::host_detail {
@@ -68,25 +68,6 @@ template <class Value>
     for (int l = 0; l < half; ++l) lane[l] = elementary::larger(lane[l], lane[l + half]);
   return lane[0];
 }
-
-/// Scratch memory of the operations named by `Tag`, kept in a handle of the space: grows at first use, then
-/// stays, so that nothing is allocated in the steady state.
-template <class Tag>
-class scratch {
-public:
-  explicit scratch(memory_account account) noexcept : account_(account) {}
-
-  template <class T>
-  T* take(index_t count, site where) {
-    auto const bytes = count * static_cast<index_t>(sizeof(T));
-    if (bytes > memory_.bytes()) memory_ = buffer<host_memory>(bytes, account_, where);
-    return static_cast<T*>(memory_.data());
-  }
-
-private:
-  memory_account account_;
-  buffer<host_memory> memory_;
-};
 
 } // namespace tessera::inline TESSERA_ABI::ops::host_detail
 

@@ -69,7 +69,7 @@ struct norm_rows {
     auto const chunks = (rows + chunk - 1) / chunk;
     constexpr index_t kinds = Centred ? 2 : 1;
     auto* partial =
-        ex.template handle<scratch<norm_rows>>().template take<float>(chunks * kinds * width, where);
+        ex.template handle<exec::scratch<norm_rows>>().template take<float>(chunks * kinds * width, where);
 
     for_rows(ex, chunks, chunk * width, [=](index_t c) {
       auto* gains = partial + c * kinds * width;
