@@ -59,20 +59,24 @@ struct adamw_rule {
 
 /// One AdamW update of the arrays that the caller holds. `master` may be empty. Throws size_error where the
 /// lengths differ, config_error (E-optim-004) where step is below 1.
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-void adamw_update(Ex& ex, std::span<T> weights, std::span<float> master, std::span<float> first_moment,
-                  std::span<float> second_moment, std::span<G const> gradients, adamw_options const& options,
-                  step_values const& values, std::span<layout::range const> decayed,
-                  site where = site::here()) {
+template <exec::space Ex, span_in<typename Ex::memory> Weights, span_in<typename Ex::memory> Gradients>
+  requires(storage_scalar<typename Weights::element_type>&& storage_scalar<typename Gradients::value_type>)
+void adamw_update(Ex& ex, Weights weights, memory_span<float, typename Ex::memory> master,
+                  memory_span<float, typename Ex::memory> first_moment,
+                  memory_span<float, typename Ex::memory> second_moment, Gradients gradients,
+                  adamw_options const& options, step_values const& values,
+                  std::span<layout::range const> decayed, site where = site::here()) {
   if (values.step < 1)
     throw config_error("E-optim-004", where, "the number of an update is ", values.step,
                        "; the first is 1, as its bias correction needs");
+  using shard =
+      flat_shard<typename Weights::value_type, typename Gradients::value_type, 2, typename Ex::memory>;
   flat_update(ex,
-              flat_shard<T, G, 2>{.weights = weights,
-                                  .master = master,
-                                  .gradients = gradients,
-                                  .state = {first_moment, second_moment},
-                                  .decayed = decayed},
+              shard{.weights = weights,
+                    .master = master,
+                    .gradients = gradients,
+                    .state = {first_moment, second_moment},
+                    .decayed = decayed},
               adamw_rule(options, values), static_cast<float>(values.learning_rate * options.weight_decay),
               where);
 }
@@ -99,21 +103,22 @@ public:
 
   /// Sets the master weights, from the weights as stored or from better known fp32 values. Without a master
   /// only the length is checked.
-  template <storage_scalar From>
-    requires(std::same_as<From, T> || std::same_as<From, float>)
-  void start_from(Ex& ex, std::span<From const> values, site where = site::here()) {
+  template <span_in<memory> Values>
+    requires(std::same_as<typename Values::value_type, T> || std::same_as<typename Values::value_type, float>)
+  void start_from(Ex& ex, Values values, site where = site::here()) {
     if constexpr (has_master) flat_copy(ex, master_.span(), values, where);
   }
 
-  template <storage_scalar G>
-  void step(Ex& ex, std::span<T> weights, std::span<G const> gradients, step_values const& values,
+  template <span_in<memory> Gradients>
+    requires storage_scalar<typename Gradients::value_type>
+  void step(Ex& ex, memory_span<T, memory> weights, Gradients gradients, step_values const& values,
             site where = site::here()) {
     adamw_update(ex, weights, master_.span(), first_moment_.span(), second_moment_.span(), gradients,
                  options_, values, std::span<layout::range const>(decayed_), where);
   }
 
-  std::vector<state_array> state() {
-    std::vector<state_array> arrays;
+  std::vector<state_array<memory>> state() {
+    std::vector<state_array<memory>> arrays;
     if constexpr (has_master) arrays.push_back({"master", master_.span()});
     arrays.push_back({"exp_avg", first_moment_.span()});
     arrays.push_back({"exp_avg_sq", second_moment_.span()});

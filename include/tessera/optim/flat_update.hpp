@@ -22,14 +22,15 @@
 
 namespace tessera::inline TESSERA_ABI::optim {
 
-/// The arrays of a shard, all of the same length.
-template <storage_scalar T, storage_scalar G, int Slots>
+/// The arrays of a shard, all of the same length, in one kind of memory.
+template <storage_scalar T, storage_scalar G, int Slots, memory_space Memory = host_memory>
 struct flat_shard {
-  std::span<T> weights;         ///< Written, rounded to T. Read where there is no master.
-  std::span<float> master = {}; ///< The weights in fp32; empty: `weights` are the only ones.
-  std::span<G const> gradients; ///< Read.
-  std::array<std::span<float>, static_cast<std::size_t>(Slots)> state = {}; ///< Read and written.
-  std::span<layout::range const> decayed = {}; ///< In order, disjoint; elsewhere the decay is 0.
+  memory_span<T, Memory> weights;         ///< Written, rounded to T. Read where there is no master.
+  memory_span<float, Memory> master = {}; ///< The weights in fp32; empty: `weights` are the only ones.
+  memory_span<G const, Memory> gradients; ///< Read.
+  std::array<memory_span<float, Memory>, static_cast<std::size_t>(Slots)> state = {}; ///< Read and written.
+  /// In order, disjoint; elsewhere the decay is 0. Known to the host.
+  std::span<layout::range const> decayed = {};
 };
 
 /// `rule(weight, gradient, decay, state&...)` updates the state and returns the new weight.
@@ -40,7 +41,8 @@ concept update_rule = (Rule::slots == 0 && std::is_invocable_r_v<float, Rule con
                       (Rule::slots == 2 &&
                        std::is_invocable_r_v<float, Rule const&, float, float, float, float&, float&>);
 
-/// The implementation for one backend; `host/flat_update.hpp` has the host's.
+/// The implementation for one backend, `run(ex, shard, rule, decay, where)` and `copy(ex, out, in, where)`;
+/// `host/flat_update.hpp` has the host's.
 template <class Backend>
 struct flat_update_on;
 
@@ -50,8 +52,8 @@ struct flat_update_on;
 /// outside the shard (E-optim-002).
 template <exec::space Ex, storage_scalar T, storage_scalar G, int Slots, update_rule Rule>
   requires(Slots == Rule::slots)
-void flat_update(Ex& ex, flat_shard<T, G, Slots> const& shard, Rule const& rule, float decay = 0,
-                 site where = site::here()) {
+void flat_update(Ex& ex, flat_shard<T, G, Slots, typename Ex::memory> const& shard, Rule const& rule,
+                 float decay = 0, site where = site::here()) {
   auto const n = shard.weights.size();
   auto fits = shard.gradients.size() == n && (shard.master.empty() || shard.master.size() == n);
   for (auto const& array : shard.state) fits = fits && array.size() == n;
@@ -66,16 +68,19 @@ void flat_update(Ex& ex, flat_shard<T, G, Slots> const& shard, Rule const& rule,
                        ") is out of order or outside a shard of ", n, " elements");
     reached = r.end;
   }
-  flat_update_on<typename Ex::backend>::run(ex, shard, rule, decay);
+  flat_update_on<typename Ex::backend>::run(ex, shard, rule, decay, where);
 }
 
 /// Widens storage to fp32 element by element: how a master copy starts.
-template <exec::space Ex, storage_scalar From>
-void flat_copy(Ex& ex, std::span<float> out, std::span<From const> in, site where = site::here()) {
+template <exec::space Ex, span_in<typename Ex::memory> Values>
+  requires storage_scalar<typename Values::value_type>
+void flat_copy(Ex& ex, memory_span<float, typename Ex::memory> out, Values values,
+               site where = site::here()) {
+  memory_span<typename Values::value_type const, typename Ex::memory> const in = values;
   if (out.size() != in.size())
     throw size_error("E-optim-003", where, out.size(), " master weights cannot start from ", in.size(),
                      " values");
-  flat_update_on<typename Ex::backend>::copy(ex, out, in);
+  flat_update_on<typename Ex::backend>::copy(ex, out, in, where);
 }
 
 } // namespace tessera::inline TESSERA_ABI::optim

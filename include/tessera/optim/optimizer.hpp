@@ -27,9 +27,10 @@ struct step_values {
 };
 
 /// One array of an optimizer's state, by the name it has in checkpoints ("master", "exp_avg", ...).
+template <memory_space Memory = host_memory>
 struct state_array {
   std::string_view name;
-  std::span<float> values;
+  memory_span<float, Memory> values;
 };
 
 /// Semantics: the optimizer serves a shard of `elements()` elements. `start_from` takes the first weights (in
@@ -40,11 +41,12 @@ template <class O, class Ex, class T, class G>
 concept optimizer = exec::space<Ex> && storage_scalar<T> && storage_scalar<G> &&
     std::constructible_from<O, Ex&, index_t, typename O::options_type, std::vector<layout::range>,
                             memory_account> &&
-    requires(O& o, O const& c, Ex& ex, std::span<T> weights, std::span<G const> gradients,
-             std::span<float const> values, step_values step) {
+    requires(O& o, O const& c, Ex& ex, memory_span<T, typename Ex::memory> weights,
+             memory_span<G const, typename Ex::memory> gradients,
+             memory_span<float const, typename Ex::memory> values, step_values step) {
   { c.elements() } -> std::same_as<index_t>;
-  { o.state() } -> std::same_as<std::vector<state_array>>;
-  o.start_from(ex, std::span<T const>(weights));
+  { o.state() } -> std::same_as<std::vector<state_array<typename Ex::memory>>>;
+  o.start_from(ex, memory_span<T const, typename Ex::memory>(weights));
   o.start_from(ex, values);
   o.step(ex, weights, gradients, step);
   // Bytes of state for each element, known without an object: what a memory plan adds up.

@@ -84,34 +84,36 @@ public:
   sgd_options const& options() const noexcept { return options_; }
 
   /// Sets the master weights, from the weights as stored or from better known fp32 values.
-  template <storage_scalar From>
-    requires(std::same_as<From, T> || std::same_as<From, float>)
-  void start_from(Ex& ex, std::span<From const> values, site where = site::here()) {
+  template <span_in<memory> Values>
+    requires(std::same_as<typename Values::value_type, T> || std::same_as<typename Values::value_type, float>)
+  void start_from(Ex& ex, Values values, site where = site::here()) {
     if constexpr (has_master) flat_copy(ex, master_.span(), values, where);
   }
 
-  template <storage_scalar G>
-  void step(Ex& ex, std::span<T> weights, std::span<G const> gradients, step_values const& values,
+  template <span_in<memory> Gradients>
+    requires storage_scalar<typename Gradients::value_type>
+  void step(Ex& ex, memory_span<T, memory> weights, Gradients gradients, step_values const& values,
             site where = site::here()) {
+    using G = typename Gradients::value_type;
     auto const decay = static_cast<float>(options_.weight_decay);
     if (options_.momentum != 0)
       flat_update(ex,
-                  flat_shard<T, G, 1>{.weights = weights,
-                                      .master = master_.span(),
-                                      .gradients = gradients,
-                                      .state = {velocity_.span()},
-                                      .decayed = decayed_},
+                  flat_shard<T, G, 1, memory>{.weights = weights,
+                                              .master = master_.span(),
+                                              .gradients = gradients,
+                                              .state = {velocity_.span()},
+                                              .decayed = decayed_},
                   sgd_rule(options_, values), decay, where);
     else
       flat_update(
           ex,
-          flat_shard<T, G, 0>{
+          flat_shard<T, G, 0, memory>{
               .weights = weights, .master = master_.span(), .gradients = gradients, .decayed = decayed_},
           descent_rule(values), decay, where);
   }
 
-  std::vector<state_array> state() {
-    std::vector<state_array> arrays;
+  std::vector<state_array<memory>> state() {
+    std::vector<state_array<memory>> arrays;
     if constexpr (has_master) arrays.push_back({"master", master_.span()});
     if (options_.momentum != 0) arrays.push_back({"momentum_buffer", velocity_.span()});
     return arrays;

@@ -14,7 +14,7 @@ struct flat_update_on<exec::host_backend> {
   static constexpr index_t chunk = 4096;
 
   template <exec::host_space Ex, storage_scalar T, storage_scalar G, int Slots, update_rule Rule>
-  static void run(Ex& ex, flat_shard<T, G, Slots> const& shard, Rule const& rule, float decay) {
+  static void run(Ex& ex, flat_shard<T, G, Slots> const& shard, Rule const& rule, float decay, site) {
     auto const n = static_cast<index_t>(shard.weights.size());
     ex.parallel_for((n + chunk - 1) / chunk, 1, [&](index_t first, index_t last) {
       auto const share = layout::range{first * chunk, last * chunk < n ? last * chunk : n};
@@ -31,7 +31,7 @@ struct flat_update_on<exec::host_backend> {
   }
 
   template <exec::host_space Ex, storage_scalar From>
-  static void copy(Ex& ex, std::span<float> out, std::span<From const> in) {
+  static void copy(Ex& ex, std::span<float> out, std::span<From const> in, site) {
     ex.parallel_for(static_cast<index_t>(out.size()), chunk, [&](index_t begin, index_t end) {
       for (auto i = begin; i < end; ++i)
         out[static_cast<std::size_t>(i)] = static_cast<float>(in[static_cast<std::size_t>(i)]);
