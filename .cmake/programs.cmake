@@ -1,11 +1,14 @@
 # What tests, examples and benchmarks share.
 set(CMAKE_CXX_EXTENSIONS OFF)
 add_library(tessera_strict INTERFACE)
-target_compile_options(tessera_strict INTERFACE -Wall -Wextra -Werror)
+# nvcc hands the host compiler its own.
+target_compile_options(tessera_strict INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror>
+  "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-Werror all-warnings -Xcompiler=-Wall,-Wextra,-Werror>")
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # g++ 12 sees these in its own std::string once that is inlined (GCC bugs 105329 and 105651).
-  target_compile_options(tessera_strict INTERFACE -Wno-array-bounds -Wno-restrict
-    -Wno-stringop-overflow)
+  target_compile_options(tessera_strict INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds;-Wno-restrict;-Wno-stringop-overflow>
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wno-array-bounds,-Wno-restrict,-Wno-stringop-overflow>)
 endif()
 
 # Every part that this build has.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Sets the machine up, builds and runs every test.
-#   ./tests/run.sh                  all parts: release, clang, bare, debug (sanitizers), thread (sanitizer)
+#   ./tests/run.sh                  all parts: release, clang, bare, debug (sanitizers), thread (sanitizer), and
+#                                   cuda where there is nvcc (kernels run under emulation in the release part)
 #   ./tests/run.sh --quick          the release build's tests only
 #   ./tests/run.sh --filter REGEX   only release tests of matching name (such as 'ops[.]' or 'comm.threads')
 #   ./tests/run.sh --require=mpi    a test that needs MPI and could not run is a failure, not a skip
@@ -8,14 +9,14 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-parts=(release clang bare debug thread) filter='' required=()
+parts=(release clang bare debug thread cuda) filter='' required=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) parts=(release) ;;
     --filter) filter=${2:?--filter needs a regular expression}; parts=(release); shift ;;
     --filter=*) filter=${1#*=}; parts=(release) ;;
     --require=*) required+=("$1") ;;
-    *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
@@ -39,14 +40,25 @@ tests_of() {
     bare) echo '^(core|exec|compile)[.]|^ops[.](matmul|linear|attention)$' ;;
     debug) echo '^(core|layout|exec|ops)[.]|^comm[.](threads|mpi)$|^data[.](token_|sampler)' \
       '|^io[.](atomic_file|mapped_file|safetensors|safetensors_writer|json)$' | tr -d ' ' ;;
+    cuda) echo '^compile[.]cuda|^house[.]cuda_' ;;
     thread) echo '^comm[.]threads$|^parallel[.](data_parallel|invariant)$' ;;
   esac
 }
+
+# nvcc as CMake looks for it: $CUDACXX, the search path, the usual place.
+find_nvcc() { command -v "${CUDACXX:-nvcc}" || ls /usr/local/cuda/bin/nvcc 2>/dev/null; }
 
 run_part() {
   local part=$1 tests targets build_status
   echo
   echo "=== $part"
+  if [ "$part" = cuda ]; then
+    CUDACXX=$(find_nvcc) || {
+      echo 'not run: there is no nvcc on this machine (set CUDACXX to where it is)' | tee "$results/$part.not_run"
+      return
+    }
+    export CUDACXX
+  fi
   cmake --preset "$part" >"$results/$part.configure" 2>&1 || {
     cat "$results/$part.configure"
     echo 1 >"$results/$part.build"
@@ -61,6 +73,7 @@ run_part() {
       sed -n 's/^ *Test *#[0-9]*: \([a-z_0-9]*\)[.]\([a-z_0-9]*\)$/test_\1_\2/p' >"$results/$part.wanted"
     targets=$(ninja -C "build/$part" -t targets all | sed 's/:.*//' | grep -Fx -f "$results/$part.wanted")
     [ "$part" != bare ] || targets="$targets tessera_examples"
+    [ "$part" != cuda ] || targets="$targets cuda_compiled"
   fi
   # A test that does not compile must not hide the others: build on, and count it as failed.
   # shellcheck disable=SC2086 # one word a target

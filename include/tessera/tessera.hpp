@@ -11,6 +11,7 @@
 #include <tessera/core/error.hpp>
 #include <tessera/core/extents.hpp>
 #include <tessera/core/memory.hpp>
+#include <tessera/core/memory_span.hpp>
 #include <tessera/core/philox.hpp>
 #include <tessera/core/scalar.hpp>
 #include <tessera/core/tensor.hpp>
@@ -21,7 +22,15 @@
 #include <tessera/layout/parameters.hpp>
 #include <tessera/layout/shard.hpp>
 
+#include <tessera/exec/copy.hpp>
+#include <tessera/exec/copy_cuda.hpp>
+#include <tessera/exec/cuda.hpp>
+#include <tessera/exec/cuda_memory.hpp>
+#include <tessera/exec/event.hpp>
+#include <tessera/exec/graph.hpp>
 #include <tessera/exec/host.hpp>
+#include <tessera/exec/range.hpp>
+#include <tessera/exec/scratch.hpp>
 #include <tessera/exec/space.hpp>
 
 #include <tessera/ops/add.hpp>
@@ -122,5 +131,9 @@
 #include <tessera/train/text_tokenizer.hpp>
 #include <tessera/train/together.hpp>
 #include <tessera/train/trainer.hpp>
+
+#if defined(TESSERA_WITH_CUDA) && defined(__CUDACC__)
+#include <tessera/cuda.cuh>
+#endif
 
 #endif

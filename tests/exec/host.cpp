@@ -88,6 +88,7 @@ TEST_CASE("a note is kept once") {
 TEST_CASE("thread counts: 0 takes what there is, less is refused") {
   CHECK(exec::host().threads() >= 1);
   CHECK(exec::host({.threads = reference::threads(3)}).threads() == reference::threads(3));
+  CHECK(exec::host({.threads = 1}).description().starts_with("1 thread, "));
   try {
     exec::host ex({.threads = -1});
     FAIL("accepted");

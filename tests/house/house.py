@@ -94,6 +94,7 @@ class Build:
     def __init__(self, path):
         known = json.loads(pathlib.Path(path).read_text())
         self.compiler = known["compiler"]
+        self.nvcc = known.get("nvcc", "")
         self.folder = pathlib.Path(known["folder"])
         self.version = known["version"]
         # With every part of Tessera that this build has; third-party headers as system headers.

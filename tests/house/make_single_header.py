@@ -1,5 +1,6 @@
-"""Writes the two headers that are made from the others: include/tessera/tessera.hpp, which includes every public
-header, and single_include/tessera.hpp, in which each of them stands in its place.
+"""Writes the headers that are made from the others: include/tessera/tessera.hpp, which includes every public header,
+include/tessera/cuda.cuh, which includes all that a CUDA program needs besides, and single_include/tessera.hpp, in
+which each of them stands in its place.
 
 usage: make_single_header.py
 """
@@ -13,7 +14,7 @@ ROOMS = ["core", "layout", "exec", "ops", "comm", "partition", "io", "data", "op
 NEEDS = {"tessera/comm/mpi.hpp": "TESSERA_WITH_MPI"}
 INCLUDE = re.compile(r"\s*#\s*include\s*<(tessera/[^>]+)>")
 # A header all of which stands under a condition, such as those that need MPI.
-WHOLLY_CONDITIONAL = re.compile(r"#define TESSERA_\w+_HPP\n(?:\s*\n|#include [^\n]*\n)*#if defined\(")
+WHOLLY_CONDITIONAL = re.compile(r"#define TESSERA_\w+_(?:HPP|CUH)\n(?:\s*\n|#include [^\n]*\n)*#if defined\(")
 
 
 def umbrella(headers):
@@ -33,6 +34,30 @@ def umbrella(headers):
         if names:
             text += "\n" + "".join(f"#include <{name}>\n" if name not in NEEDS else
                                    f"#if defined({NEEDS[name]})\n#include <{name}>\n#endif\n" for name in names)
+    return text + """
+#if defined(TESSERA_WITH_CUDA) && defined(__CUDACC__)
+#include <tessera/cuda.cuh>
+#endif
+
+#endif
+"""
+
+
+def cuda_umbrella(headers, read):
+    """cuda.cuh: kernels and whatever needs the CUDA toolkit. Single operations come by ops/cuda/NAME.cuh too."""
+    text = """/// All of Tessera's CUDA side, for .cu files. A single operation comes by its own header, such as
+/// <tessera/ops/cuda/gelu.cuh>, and compiles faster.
+///
+/// Made by tests/house/make_single_header.py.
+#ifndef TESSERA_CUDA_CUH
+#define TESSERA_CUDA_CUH
+"""
+    needs_toolkit = re.compile(r"#define TESSERA_\w+_HPP\n\s*#if defined\(TESSERA_WITH_(CUDA|NCCL)\)")
+    for room in ROOMS:
+        names = sorted(h for h in headers if h.startswith(f"tessera/{room}/") and "/detail/" not in h
+                       and (h.endswith(".cuh") or needs_toolkit.search(read(h))))
+        if names:
+            text += "\n" + "".join(f"#include <{name}>\n" for name in names)
     return text + "\n#endif\n"
 
 
@@ -51,7 +76,7 @@ def expand(name, emitted, read, certain=True):
     seen = emitted
     for line in text.splitlines():
         match = INCLUDE.match(line)
-        if re.match(r"\s*#\s*if", line) and not re.match(r"#ifndef TESSERA_\w+_HPP$", line):
+        if re.match(r"\s*#\s*if", line) and not re.match(r"#ifndef TESSERA_\w+_(HPP|CUH)$", line):
             depth += 1
             seen = set(emitted) if depth == 1 else seen
         elif re.match(r"\s*#\s*el", line) and depth == 1:
@@ -75,14 +100,17 @@ def single_header(read):
 
 
 def present():
-    """Both files as they should be: path -> text."""
-    names = [str(p.relative_to(ROOT / "include")) for p in (ROOT / "include/tessera").rglob("*.hpp")]
-    top = umbrella(names)
+    """The files as they should be: path -> text."""
+    include = ROOT / "include"
+    names = sorted(str(p.relative_to(include)) for p in (include / "tessera").rglob("*.[hc][pu][ph]"))
+    made = {"tessera/tessera.hpp": umbrella([n for n in names if n.endswith(".hpp")])}
 
     def read(name):
-        return top if name == "tessera/tessera.hpp" else (ROOT / "include" / name).read_text()
+        return made[name] if name in made else (include / name).read_text()
 
-    return {"include/tessera/tessera.hpp": top, "single_include/tessera.hpp": single_header(read)}
+    made["tessera/cuda.cuh"] = cuda_umbrella(names, read)
+    return {**{f"include/{name}": text for name, text in made.items()},
+            "single_include/tessera.hpp": single_header(read)}
 
 
 if __name__ == "__main__":

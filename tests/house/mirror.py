@@ -6,13 +6,14 @@ from house import is_inner, judge
 # Headers that are tested where they are used.
 TESTED_ELSEWHERE = {
     "include/tessera/tessera.hpp": "includes the others; tests/house/single_header.py and tests/compile",
+    "include/tessera/cuda.cuh": "includes the others; tests/compile/cuda",
     "include/tessera/comm/communicator.hpp": "a concept; each model runs tests/comm/conformance.hpp",
     "include/tessera/exec/space.hpp": "a concept; tests/misuse/space_fail.cpp",
     "include/tessera/core/version.hpp": "tests/house/version.py",
     "include/tessera/core/abi.hpp": "tests/house/abi.py",
 }
 # Rooms of tests that mirror no room of the library.
-OTHER_TESTS = r"tests/(house|support|consumers|misuse|compile|reference|data_files|examples)/"
+OTHER_TESTS = r"tests/(house|support|consumers|misuse|compile|reference|data_files|examples|cuda_emulation)/"
 OTHER_BENCH = r"bench/(support/|[^/]+$)"
 # Whole programs under test rather than a header.
 WITHOUT_HEADER = {
@@ -27,9 +28,17 @@ def rule(tree):
     sources = {p for p in tree if p.startswith(("tests/", "bench/")) and re.search(r"\.(cpp|cu)$", p)}
 
     for path in sorted(headers):
-        test = re.sub(r"\.hpp$", ".cpp", re.sub(r"\.cuh$", ".cu", path.replace("include/tessera/", "tests/")))
-        if test not in sources and not is_inner(path) and path not in TESTED_ELSEWHERE:
+        # What needs CUDA is tested in a .cu, which runs under emulation and on devices.
+        stem = re.sub(r"\.(hpp|cuh)$", "", path.replace("include/tessera/", "tests/"))
+        test = stem + (".cu" if path.endswith(".cuh") or stem + ".cu" in sources else ".cpp")
+        inner = is_inner(path) and not re.search(r"/cuda/[^/]*$", path)
+        if test not in sources and not inner and path not in TESTED_ELSEWHERE:
             found.append(f"{path}: has no test {test}")
+        # An operation is there for the host and for CUDA.
+        if "/host/" in path and path.count("/") == 4:
+            other = re.sub(r"\.hpp$", ".cuh", path.replace("/host/", "/cuda/"))
+            if other not in headers:
+                found.append(f"{path}: there is no {other}")
         if test in sources and path in TESTED_ELSEWHERE:
             found.append(f"{path}: is listed as tested elsewhere and has a test of its own")
     for path in TESTED_ELSEWHERE:
@@ -41,14 +50,17 @@ def rule(tree):
         if path.count("/") < 2 and path.startswith("tests/"):
             found.append(f"{path}: stands in no room")
             continue
-        stem = re.sub(r"^(tests|bench)/", "include/tessera/", path)
-        if re.sub(r"\.cpp$", ".hpp", re.sub(r"\.cu$", ".cuh", stem)) not in headers:
+        stem = re.sub(r"\.\w+$", "", re.sub(r"^(tests|bench)/", "include/tessera/", path))
+        named = {stem + ".hpp", stem + ".cuh"} if path.endswith(".cu") else {stem + ".hpp"}
+        if not named & headers:
             found.append(f"{path}: there is no header of that name")
     return found
 
 
 judge(rule, {
     "a header without a test": lambda tree: tree.having("include/tessera/core/untested.hpp", ""),
+    "a kernel without a test": lambda tree: tree.having("include/tessera/ops/cuda/untested.cuh", ""),
+    "an operation without its CUDA side": lambda tree: tree.having("include/tessera/ops/host/planted.hpp", ""),
     "an orphan among the tests": lambda tree: tree.having("tests/core/orphan.cpp", ""),
     "an orphan among the benchmarks": lambda tree: tree.having("bench/ops/orphan.cpp", ""),
 })

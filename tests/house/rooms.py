@@ -23,12 +23,12 @@ ROOMS = {
     "train": BELOW_PARALLEL | {"parallel", "io", "data"},
 }
 # Headers that a few files may include although their room may not.
-EXTRA = {"comm/nccl.hpp": {"exec"}}
+EXTRA = {"comm/nccl.hpp": {"exec"}, "comm/detail/nccl.hpp": {"exec"}}
 
 # Models of one concept never include each other.
 MODELS = [
     {"comm/self.hpp", "comm/threads.hpp", "comm/mpi.hpp", "comm/nccl.hpp"},
-    {"exec/host.hpp", "exec/cuda.cuh"},
+    {"exec/host.hpp", "exec/cuda.hpp"},
 ]
 
 # Each library's headers, and the only place they are included in.
@@ -40,8 +40,13 @@ ELSEWHERE = {
     r"sentencepiece.*": r"data/sentencepiece\.hpp",
     r"CLI/.*": r"train/command_line\.hpp",
     r"omp\.h": r"exec/host\.hpp",
-    r"nccl\.h": r"comm/nccl\.hpp",
-    r"(cuda|cublas|cub/|thrust/|nv).*": r".*\.cuh",
+    r"nccl\.h": r"comm/(detail/)?nccl\.hpp",
+    r"cuda_runtime.*": r"exec/detail/cuda_api\.hpp|exec/device\.cuh",
+    r"cuda_(bf16|fp16)\.h|mma\.h": r"exec/device\.cuh",
+    r"nvtx3/.*": r"exec/cuda\.hpp",
+    r"cublas.*": r"ops/cuda/detail/.*",
+    r"cub/.*": r".*\.cuh",
+    r"(cuda|cooperative_groups|thrust|nv|cute|cutlass).*": r"$.",
     r"doctest.*|benchmark/.*|boost/.*|fmt/.*": r"$.",
     # The operating system's: files, mappings, terminals, processes.
     r"(sys/.*|unistd|fcntl|dirent|termios|signal|poll|pthread|sched)\.h|sys/.*": r"(io|train|data)/.*|core/memory\.hpp|comm/detail/.*",
@@ -69,17 +74,22 @@ def rule(tree):
                 if "include/" + included not in tree:
                     found.append(at + f"<{included}> does not exist")
                 elif room is None:
-                    pass
+                    if name.endswith(".hpp") and target.endswith(".cuh") and "__CUDACC__" not in text:
+                        found.append(at + "a .hpp needs only a C++20 compiler, and a .cuh needs nvcc")
                 elif other != room and other not in ROOMS[room] | EXTRA.get(name, set()):
                     found.append(at + f"{room}/ must not include {other}/")
                 elif other != room and re.search(r"/(detail|host|cuda)/", target):
                     found.append(at + f"<{included}> is for {other}/ only")
+                elif name.endswith(".hpp") and target.endswith(".cuh"):
+                    found.append(at + "a .hpp needs only a C++20 compiler, and a .cuh needs nvcc")
                 elif any({name, target} <= models and name != target for models in MODELS):
                     found.append(at + "two models of one concept know each other")
             else:
                 for library, place in ELSEWHERE.items():
-                    if re.fullmatch(library, included) and not re.fullmatch(place, name):
-                        found.append(at + f"<{included}> is included in {place} only")
+                    if re.fullmatch(library, included):
+                        if not re.fullmatch(place, name):
+                            found.append(at + f"<{included}> is included in {place} only")
+                        break
                 if included in HEAVY and re.fullmatch(LIGHT_PLACES, name):
                     found.append(at + f"<{included}> is too heavy for this place")
     return found
@@ -98,6 +108,12 @@ judge(rule, {
     "a header that does not exist": planted("include/tessera/nn/x.hpp", "<tessera/core/nothing.hpp>"),
     "a second include of mpi.h": planted("include/tessera/comm/x.hpp", "<mpi.h>"),
     "oneDNN in a front door": planted("include/tessera/ops/x.hpp", "<dnnl.hpp>"),
+    "cuBLASLt in a front door": planted("include/tessera/ops/x.hpp", "<cublasLt.h>"),
+    "the CUDA runtime in a kernel": planted("include/tessera/ops/cuda/x.cuh", "<cuda_runtime.h>"),
+    "CUB in a host header": planted("include/tessera/ops/x.hpp", "<cub/block/block_reduce.cuh>"),
+    "cooperative groups": planted("include/tessera/ops/cuda/x.cuh", "<cooperative_groups.h>"),
+    "a kernel in a host header": lambda tree: tree.having("include/tessera/ops/y.cuh", "").having(
+        "include/tessera/ops/x.hpp", "#include <tessera/ops/y.cuh>\n"),
     "json outside of io": planted("include/tessera/train/x.hpp", "<nlohmann/json.hpp>"),
     "a heavy standard header in core": planted("include/tessera/core/x.hpp", "<memory>"),
     "models that include each other": lambda tree: tree.having("include/tessera/comm/self.hpp", "").having(

@@ -7,7 +7,7 @@ SIMPLE = {
     # Names of enumerations' values are let through; a count must not bear one of them.
     r"static_cast<int>\s*\((?!(\w+\.)?(form|kind|level|operation|status|type|what|first)\))": "counts are narrowed by narrow<int>()",
     r"\bthread_local\b": "mutable state of a thread",
-    r"\busing\s+namespace\b": "a using directive in a header",
+    r"(?m)^using\s+namespace\b": "a using directive in a header",
     r"std::source_location|std::views::|std::ranges::views": "clang 14 does not have it",
     r"\b(TODO|FIXME|XXX|HACK)\b": "unfinished",
     r"ffast-math|#\s*pragma\s+GCC\s+optimize": "arithmetic is not reordered behind the reader's back",
@@ -54,6 +54,9 @@ def rule(tree):
                 found.append(f"{path}:{line}: mutable static state: {' '.join(declaration.split())}")
         for pattern, why in SIMPLE.items():
             if "options struct" in why and is_inner(path):
+                continue
+            # A kernel cannot throw: what it counts within a block is small, and the host checks the rest.
+            if "narrow<int>" in why and path.endswith(".cuh"):
                 continue
             searched = text if why == "unfinished" else code
             for match in re.finditer(pattern, searched):

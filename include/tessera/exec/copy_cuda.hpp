@@ -1,8 +1,12 @@
 /// Copies from and to CUDA memory (exec/copy.hpp says what copies are). All are ordered on the space's
 /// stream. One whose other side is ordinary host memory has finished when it returns; between device memory,
 /// and from or to pinned memory (given as views, which carry it in their type), it goes on in the background.
+///
+/// Exists under TESSERA_WITH_CUDA.
 #ifndef TESSERA_EXEC_COPY_CUDA_HPP
 #define TESSERA_EXEC_COPY_CUDA_HPP
+
+#if defined(TESSERA_WITH_CUDA)
 
 #include <tessera/exec/copy.hpp>
 #include <tessera/exec/cuda.hpp>
@@ -108,5 +112,7 @@ private:
 };
 
 } // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
 
 #endif

@@ -6,8 +6,12 @@
 ///     tensor<bf16, 2, exec::cuda::memory> x({rows, columns});
 ///     ops::gelu(ex, y.view(), x.view());
 ///     ex.synchronize();
+///
+/// Exists under TESSERA_WITH_CUDA.
 #ifndef TESSERA_EXEC_CUDA_HPP
 #define TESSERA_EXEC_CUDA_HPP
+
+#if defined(TESSERA_WITH_CUDA)
 
 #include <string>
 #include <vector>
@@ -93,6 +97,10 @@ public:
   int device() const noexcept { return options_.device; }
   cudaStream_t stream() const noexcept { return stream_; }
   int multiprocessors() const noexcept { return multiprocessors_; }
+  /// What computes, in words.
+  std::string description() const {
+    return text_of("CUDA device ", options_.device, ", ", multiprocessors_, " multiprocessors");
+  }
   index_t workspace_bytes() const noexcept { return options_.workspace_bytes; }
 
   /// Waits until everything in the stream has finished, then reports what kernels found wrong.
@@ -147,6 +155,17 @@ private:
 
 static_assert(cuda_space<cuda>);
 
+/// CUDA devices of this machine; 0 also where there is no driver. Rank r of several usually takes
+/// r % cuda_devices().
+inline int cuda_devices() noexcept {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) == cudaSuccess) return devices;
+  (void)cudaGetLastError();
+  return 0;
+}
+
 } // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
 
 #endif

@@ -3,8 +3,12 @@
 ///
 ///     tensor<bf16, 2, exec::cuda_memory> x({rows, columns});       // on the calling thread's current device
 ///     tensor<float, 1, exec::pinned_memory> loss({1});
+///
+/// Exists under TESSERA_WITH_CUDA.
 #ifndef TESSERA_EXEC_CUDA_MEMORY_HPP
 #define TESSERA_EXEC_CUDA_MEMORY_HPP
+
+#if defined(TESSERA_WITH_CUDA)
 
 #include <tessera/core/memory.hpp>
 #include <tessera/exec/detail/cuda_api.hpp>
@@ -102,5 +106,7 @@ struct memory_traits<exec::pinned_memory> {
 };
 
 } // namespace tessera::inline TESSERA_ABI
+
+#endif
 
 #endif

@@ -4,8 +4,12 @@
 ///     exec::event ready(ex);
 ///     ready.record(ex);                       // after what ex was given so far
 ///     ready.wait_in(other_stream);            // what other_stream is given from here on comes after it
+///
+/// Exists under TESSERA_WITH_CUDA.
 #ifndef TESSERA_EXEC_EVENT_HPP
 #define TESSERA_EXEC_EVENT_HPP
+
+#if defined(TESSERA_WITH_CUDA)
 
 #include <tessera/exec/cuda.hpp>
 
@@ -82,5 +86,7 @@ private:
 };
 
 } // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
 
 #endif

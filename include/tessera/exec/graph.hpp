@@ -8,8 +8,12 @@
 /// What is captured must neither wait, nor take memory, nor copy from or to ordinary host memory: run the
 /// step once beforehand, so that scratch memory and handles stand. Pointers and sizes are those of the
 /// capture.
+///
+/// Exists under TESSERA_WITH_CUDA.
 #ifndef TESSERA_EXEC_GRAPH_HPP
 #define TESSERA_EXEC_GRAPH_HPP
+
+#if defined(TESSERA_WITH_CUDA)
 
 #include <tessera/exec/cuda.hpp>
 
@@ -69,5 +73,7 @@ private:
 };
 
 } // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
 
 #endif

@@ -1,6 +1,9 @@
 /// The CUDA runtime as the library sees it: its header, and the one function that looks at its return codes.
+/// Exists under TESSERA_WITH_CUDA.
 #ifndef TESSERA_EXEC_DETAIL_CUDA_API_HPP
 #define TESSERA_EXEC_DETAIL_CUDA_API_HPP
+
+#if defined(TESSERA_WITH_CUDA)
 
 #include <cuda_runtime.h>
 
@@ -40,5 +43,7 @@ inline void cuda_check(cudaError_t status, char const* call, site where = site::
 }
 
 } // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
 
 #endif
