@@ -125,11 +125,10 @@ TESSERA_KERNEL void __launch_bounds__(attention_keys_tuning<Width>::threads, 2)
   if (next_head < group) load_next();
   while (next_head < group) {
     auto const query = next_block * queries;
-    auto const *const q_tile = q_tiles + place_of_next * queries * Width, *const d_out_tile =
-                                                                              d_out_tiles +
-                                                                              place_of_next * queries * Width;
-    auto const *const log_sum_exp = numbers + place_of_next * 2 * queries, *const delta =
-                                                                               log_sum_exp + queries;
+    auto const* const q_tile = q_tiles + place_of_next * queries * Width;
+    auto const* const d_out_tile = d_out_tiles + place_of_next * queries * Width;
+    auto const* const log_sum_exp = numbers + place_of_next * 2 * queries;
+    auto const* const delta = log_sum_exp + queries;
     exec::copy_async_wait<0>();
     __syncthreads(); // this block is there, and nobody reads the one before it any more
     place_of_next ^= 1;
@@ -140,22 +139,20 @@ TESSERA_KERNEL void __launch_bounds__(attention_keys_tuning<Width>::threads, 2)
     float p[M][N][4] = {}, ds[M][N][4] = {};
     tile::multiply_transposed(p, k_tile, row, q_tile);
     auto const factor = sizes.scale * log2_of_e;
-    auto const partly_hidden = own + 16 * M > sizes.visible(query);
 #pragma unroll
-    for (int n = 0; n < N; ++n)
+    for (int i = 0; i < M * N * 4; ++i) {
+      auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+      auto const total = log_sum_exp[8 * n + 2 * (lane % 4) + c % 2] * log2_of_e;
+      p[m][n][c] = exec::exp2_approximate(fmaf(p[m][n][c], factor, -total));
+    }
+    if (own + 16 * M > sizes.visible(query)) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        auto const column = 8 * n + 2 * (lane % 4) + c;
-        auto const total = log_sum_exp[column] * log2_of_e;
-        auto const seen = partly_hidden ? sizes.visible(query + column) - own - lane / 4 : keys;
-#pragma unroll
-        for (int m = 0; m < M; ++m)
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            auto& value = p[m][n][2 * h + c];
-            value = 16 * m + 8 * h < seen ? exec::exp2_approximate(fmaf(value, factor, -total)) : 0.0f;
-          }
+      for (int i = 0; i < M * N * 4; ++i) {
+        auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+        auto const key = own + 16 * m + c / 2 * 8 + lane / 4;
+        if (key >= sizes.visible(query + 8 * n + 2 * (lane % 4) + c % 2)) p[m][n][c] = 0;
       }
+    }
     tile::multiply_transposed(ds, v_tile, row, d_out_tile);
 #pragma unroll
     for (int i = 0; i < M * N * 4; ++i) {
@@ -214,7 +211,8 @@ TESSERA_KERNEL void __launch_bounds__(attention_queries_tuning<Width>::threads, 
   };
 
   auto const end = sizes.visible((first + queries < sizes.queries ? first + queries : sizes.queries) - 1);
-  auto const warp_begin = sizes.visible(own), warp_end = sizes.visible(own + 16 * M - 1);
+  auto const warp_begin = sizes.visible(own);
+  auto const warp_end = own < sizes.queries ? sizes.visible(own + 16 * M - 1) : 0;
   tile::template load<queries, threads>(q_tile, {x.q, place.sample, place.head}, first, sizes.queries,
                                         sizes.width, x.aligned);
   tile::template load<queries, threads>(d_out_tile, {x.d_out, place.sample, place.head}, first, sizes.queries,
@@ -230,21 +228,19 @@ TESSERA_KERNEL void __launch_bounds__(attention_queries_tuning<Width>::threads, 
     float p[M][N][4] = {}, ds[M][N][4] = {};
     tile::multiply_transposed(p, q_tile, row, k_tiles + at);
     auto const factor = sizes.scale * log2_of_e;
-    auto const partly_hidden = key + keys > warp_begin;
 #pragma unroll
-    for (int m = 0; m < M; ++m)
+    for (int i = 0; i < M * N * 4; ++i) {
+      auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+      p[m][n][c] = exec::exp2_approximate(fmaf(p[m][n][c], factor, -total[m][c / 2]));
+    }
+    if (key + keys > warp_begin) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        auto const query = own + 16 * m + 8 * h + lane / 4;
-        auto const seen = partly_hidden ? sizes.visible(query) - key - 2 * (lane % 4) : keys;
-#pragma unroll
-        for (int n = 0; n < N; ++n)
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            auto& value = p[m][n][2 * h + c];
-            value = 8 * n + c < seen ? exec::exp2_approximate(fmaf(value, factor, -total[m][h])) : 0.0f;
-          }
+      for (int i = 0; i < M * N * 4; ++i) {
+        auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+        auto const query = own + 16 * m + c / 2 * 8 + lane / 4;
+        if (key + 8 * n + 2 * (lane % 4) + c % 2 >= sizes.visible(query)) p[m][n][c] = 0;
       }
+    }
     tile::multiply_transposed(ds, d_out_tile, row, v_tiles + at);
 #pragma unroll
     for (int i = 0; i < M * N * 4; ++i) {

@@ -133,7 +133,8 @@ TESSERA_KERNEL void __launch_bounds__(attention_forward_tuning<Width>::threads, 
   auto const factor = fabsf(sizes.scale) * log2_of_e;
 
   auto const end = sizes.visible((first + queries < sizes.queries ? first + queries : sizes.queries) - 1);
-  auto const warp_begin = sizes.visible(first + row), warp_end = sizes.visible(first + row + 16 * M - 1);
+  auto const warp_begin = sizes.visible(first + row);
+  auto const warp_end = first + row < sizes.queries ? sizes.visible(first + row + 16 * M - 1) : 0;
   tile::template load<queries, threads>(q_tile, q, first, sizes.queries, sizes.width, x.aligned);
   tile::template load<keys, threads>(k_tile, k, 0, sizes.keys, sizes.width, x.aligned);
   exec::copy_async_commit();
