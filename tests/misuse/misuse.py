@@ -8,7 +8,7 @@ import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "house"))
-from house import build, find_compiler, run  # noqa: E402
+from house import ROOT, build, find_compiler, run  # noqa: E402
 
 this_build = build()
 source = pathlib.Path(sys.argv[2])
@@ -23,6 +23,7 @@ for compiler in [this_build.compiler] + ([c for c in ["clang++"] if find_compile
     flags = [*this_build.bare, "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-fdiagnostics-color=never"]
     if "requires: mpi" in text:
         flags = [f for f in this_build.everything if f != "-fopenmp"] + flags[2:]
+    flags += [f"-I{ROOT}/{folder}" for folder in re.findall(r"(?m)^// include: (\S+)$", text)]
     control = run([compiler, *flags, "-DMISUSE=0", source])
     if control.returncode != 0:
         print(f"{compiler}: the right program does not compile:\n{control.stderr[:4000]}")

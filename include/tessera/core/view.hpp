@@ -77,14 +77,19 @@ public:
     return true;
   }
 
+  /// Where an element stands: for memory that is not reached from here, too.
   template <std::convertible_to<index_t>... Index>
     requires(sizeof...(Index) == Rank)
-  TESSERA_HOST_DEVICE constexpr T& operator()(Index... index) const noexcept {
+  TESSERA_HOST_DEVICE constexpr T* address(Index... index) const noexcept {
     index_t const at[] = {static_cast<index_t>(index)...};
     index_t offset = 0;
     for (int d = 0; d < Rank; ++d) offset += at[d] * stride_[d];
-    return data_[offset];
+    return data_ + offset;
   }
+  /// An element, of memory that the processor reaches. (Kernels write `*x.address(i, j)`.)
+  template <std::convertible_to<index_t>... Index>
+    requires(sizeof...(Index) == Rank && Memory::host_accessible)
+  TESSERA_HOST_DEVICE constexpr T& operator()(Index... index) const noexcept { return *address(index...); }
 
   /// The half-open range [begin, end) of dimension `d`; the same memory.
   constexpr view slice(int d, index_t begin, index_t end, site where = site::here()) const {
