@@ -22,8 +22,8 @@ ROOMS = {
     "parallel": BELOW_PARALLEL,
     "train": BELOW_PARALLEL | {"parallel", "io", "data"},
 }
-# Headers that a few files may include although their room may not.
-EXTRA = {"comm/nccl.hpp": {"exec"}, "comm/detail/nccl.hpp": {"exec"}}
+# Rooms that a few files may include although their room may not: NCCL works in streams.
+EXTRA = {r"comm/(detail/)?nccl\w*\.hpp": {"exec"}}
 
 # Models of one concept never include each other.
 MODELS = [
@@ -40,7 +40,7 @@ ELSEWHERE = {
     r"sentencepiece.*": r"data/sentencepiece\.hpp",
     r"CLI/.*": r"train/command_line\.hpp",
     r"omp\.h": r"exec/host\.hpp",
-    r"nccl\.h": r"comm/(detail/)?nccl\.hpp",
+    r"nccl\.h": r"comm/(detail/)?nccl\w*\.hpp",
     r"cuda_runtime.*": r"exec/detail/cuda_api\.hpp|exec/device\.cuh",
     r"cuda_(bf16|fp16)\.h|mma\.h": r"exec/device\.cuh",
     r"nvtx3/.*": r"exec/cuda\.hpp",
@@ -76,7 +76,8 @@ def rule(tree):
                 elif room is None:
                     if name.endswith(".hpp") and target.endswith(".cuh") and "__CUDACC__" not in text:
                         found.append(at + "a .hpp needs only a C++20 compiler, and a .cuh needs nvcc")
-                elif other != room and other not in ROOMS[room] | EXTRA.get(name, set()):
+                elif other != room and other not in ROOMS[room].union(*(rooms for files, rooms in EXTRA.items()
+                                                                        if re.fullmatch(files, name))):
                     found.append(at + f"{room}/ must not include {other}/")
                 elif other != room and re.search(r"/(detail|host|cuda)/", target):
                     found.append(at + f"<{included}> is for {other}/ only")

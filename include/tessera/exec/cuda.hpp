@@ -88,10 +88,10 @@ public:
   cuda& operator=(cuda const&) = delete;
   /// Waits for what was started. Errors that nobody asked for until now are lost here.
   ~cuda() {
-    (void)cudaSetDevice(options_.device);
-    (void)cudaStreamSynchronize(stream_);
+    cuda_let_pass(cudaSetDevice(options_.device));
+    cuda_let_pass(cudaStreamSynchronize(stream_));
     handles_.clear();
-    if (owns_stream_) (void)cudaStreamDestroy(stream_);
+    if (owns_stream_) cuda_let_pass(cudaStreamDestroy(stream_));
   }
 
   int device() const noexcept { return options_.device; }

@@ -38,7 +38,7 @@ public:
     if (changed_) cuda_check(cudaSetDevice(device), "cudaSetDevice", where);
   }
   ~device_scope() {
-    if (changed_) (void)cudaSetDevice(former_);
+    if (changed_) cuda_let_pass(cudaSetDevice(former_));
   }
   device_scope(device_scope const&) = delete;
   device_scope& operator=(device_scope const&) = delete;
@@ -73,18 +73,19 @@ struct memory_traits<exec::cuda_memory> {
     exec::cuda_check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize", where);
     return memory;
   }
-  /// On the device it came from, whichever is current. Errors are left to the next call that can report
-  /// them: at the end of a program the device may be gone.
+  /// On the device it came from, whichever is current. Memory that something may still use, since waiting for
+  /// the device failed, is not given back: at the end of a program the device may be gone.
   static void deallocate(void* memory, std::size_t) noexcept {
     cudaPointerAttributes from{};
     int current = 0;
-    if (cudaPointerGetAttributes(&from, memory) != cudaSuccess || cudaGetDevice(&current) != cudaSuccess) {
-      (void)cudaGetLastError();
-      return;
-    }
-    if (from.device != current) (void)cudaSetDevice(from.device);
-    if (cudaDeviceSynchronize() == cudaSuccess) (void)cudaFreeAsync(memory, nullptr);
-    if (from.device != current) (void)cudaSetDevice(current);
+    auto status = cudaPointerGetAttributes(&from, memory);
+    if (status == cudaSuccess) status = cudaGetDevice(&current);
+    if (status != cudaSuccess) return exec::cuda_let_pass(status);
+    if (from.device != current) exec::cuda_let_pass(cudaSetDevice(from.device));
+    status = cudaDeviceSynchronize();
+    exec::cuda_let_pass(status);
+    if (status == cudaSuccess) exec::cuda_let_pass(cudaFreeAsync(memory, nullptr));
+    if (from.device != current) exec::cuda_let_pass(cudaSetDevice(current));
   }
   static void zero(void* memory, std::size_t bytes, site where = site::here()) {
     exec::cuda_check(cudaMemsetAsync(memory, 0, bytes, nullptr), "cudaMemsetAsync", where);
@@ -101,7 +102,7 @@ struct memory_traits<exec::pinned_memory> {
                ? memory
                : nullptr;
   }
-  static void deallocate(void* memory, std::size_t) noexcept { (void)cudaFreeHost(memory); }
+  static void deallocate(void* memory, std::size_t) noexcept { exec::cuda_let_pass(cudaFreeHost(memory)); }
   static void zero(void* memory, std::size_t bytes) noexcept { std::memset(memory, 0, bytes); }
 };
 

@@ -38,7 +38,7 @@ public:
     return *this;
   }
   ~event() {
-    if (event_ != nullptr) (void)cudaEventDestroy(event_);
+    if (event_ != nullptr) cuda_let_pass(cudaEventDestroy(event_));
   }
 
   void record(cudaStream_t stream, site where = site::here()) {

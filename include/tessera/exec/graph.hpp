@@ -43,14 +43,13 @@ public:
     try {
       body();
     } catch (...) {
-      (void)cudaStreamEndCapture(ex.stream(), &recorded);
-      (void)cudaGetLastError();
-      if (recorded != nullptr) (void)cudaGraphDestroy(recorded);
+      cuda_let_pass(cudaStreamEndCapture(ex.stream(), &recorded));
+      if (recorded != nullptr) cuda_let_pass(cudaGraphDestroy(recorded));
       throw;
     }
     cuda_check(cudaStreamEndCapture(ex.stream(), &recorded), "cudaStreamEndCapture", where);
     auto const status = cudaGraphInstantiate(&executable_, recorded, 0);
-    (void)cudaGraphDestroy(recorded);
+    cuda_let_pass(cudaGraphDestroy(recorded));
     cuda_check(status, "cudaGraphInstantiate", where);
   }
 
@@ -65,7 +64,7 @@ public:
 
 private:
   void clear() noexcept {
-    if (executable_ != nullptr) (void)cudaGraphExecDestroy(executable_);
+    if (executable_ != nullptr) cuda_let_pass(cudaGraphExecDestroy(executable_));
     executable_ = nullptr;
   }
 

@@ -42,6 +42,12 @@ inline void cuda_check(cudaError_t status, char const* call, site where = site::
                       cudaGetErrorName(status), ")", detail::advice_for(status));
 }
 
+/// For destructors, which can tell nobody: what went wrong shows again at the next call that can. The record
+/// of it is cleared here, too.
+inline void cuda_let_pass(cudaError_t status) noexcept {
+  if (status != cudaSuccess) (void)cudaGetLastError();
+}
+
 } // namespace tessera::inline TESSERA_ABI::exec
 
 #endif
