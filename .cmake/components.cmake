@@ -97,8 +97,10 @@ function(tessera_add_component name missing)
       $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${OpenMP_CXX_FLAGS}>)
   endif()
   if(name STREQUAL "cuda")
-    # Kernels call constexpr functions of the standard library, such as std::bit_cast.
-    target_compile_options(tessera::cuda INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+    # CMake before 3.26 knows no CUDA_STANDARD 20. Kernels call constexpr functions of the standard library, such as
+    # std::bit_cast.
+    target_compile_options(tessera::cuda INTERFACE
+      "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr>")
     # Code for different lists of GPUs must not mix in one process: the list is part of every symbol's name.
     string(REGEX REPLACE "[^a-z0-9]+" "_" tag "${CMAKE_CUDA_ARCHITECTURES}")
     if(tag)

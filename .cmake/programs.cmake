@@ -32,8 +32,11 @@ function(tessera_read_notes source)
     set(SOURCE_${key} "${value}" PARENT_SCOPE)
   endforeach()
 
-  # A header that exists only under TESSERA_WITH_NAME makes NAME a requirement of who includes it.
-  file(STRINGS ${source} lines REGEX "^#include <tessera/")
+  # A header that exists only under TESSERA_WITH_NAME makes NAME a requirement of who includes it, unless it does
+  # so under a condition.
+  file(READ ${source} text)
+  string(REGEX REPLACE "#if defined\\(TESSERA_WITH_[A-Z0-9]+\\)\n(#include [^\n]*\n)*#endif" "" text "${text}")
+  string(REGEX MATCHALL "#include <tessera/[^\n]*" lines "${text}")
   foreach(line IN LISTS lines)
     string(REGEX REPLACE "^#include <([^>]*)>.*" "${PROJECT_SOURCE_DIR}/include/\\1" header "${line}")
     if(header MATCHES "/comm/mpi.hpp$")

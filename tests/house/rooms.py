@@ -23,7 +23,7 @@ ROOMS = {
     "train": BELOW_PARALLEL | {"parallel", "io", "data"},
 }
 # Rooms that a few files may include although their room may not: NCCL works in streams.
-EXTRA = {r"comm/(detail/)?nccl\w*\.hpp": {"exec"}}
+EXTRA = {r"comm/((detail|cuda)/)?nccl\w*\.(hpp|cuh)": {"exec"}}
 
 # Models of one concept never include each other.
 MODELS = [
