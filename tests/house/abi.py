@@ -29,6 +29,7 @@ avx2 = "avx2" in open("/proc/cpuinfo").read()
 parts = {
     "plain": (this_build.compiler, ["-O0"]),
     "openmp": (this_build.compiler, ["-O2", "-fopenmp"]),
+    "gpus": (this_build.compiler, ["-O1", "-DTESSERA_CUDA_ARCH_TAG=_sm80_90"]),
     "onednn_policy": (this_build.compiler, ["-O2", "-DTESSERA_WITH_ONEDNN"]),
     **({"avx2": (this_build.compiler, ["-O3", "-mavx2", "-mfma"])} if avx2 else {}),
     **({"clang": ("clang++", ["-O2"])} if find_compiler("clang++") else {}),
@@ -62,7 +63,7 @@ for name, (tag, total) in output.items():
     print(f"{name}: {tag} {total}")
     if total != "500":
         sys.exit(f"{name} adds up to {total}")
-expected_tags = {"openmp": "_omp", "avx2": "_avx2", "version": "v9_9"}
+expected_tags = {"openmp": "_omp", "gpus": "_sm80_90", "avx2": "_avx2", "version": "v9_9"}
 for name, piece in expected_tags.items():
     if name in output and (piece not in output[name][0] or output[name][0] == output["plain"][0]):
         sys.exit(f"{name} has the tag {output[name][0]}")

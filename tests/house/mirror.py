@@ -1,7 +1,7 @@
 """tests/ and bench/ mirror include/tessera/: each header has its test, and no test or benchmark is an orphan."""
 import re
 
-from house import is_inner, judge
+from house import includes, is_inner, judge
 
 # Headers that are tested where they are used.
 TESTED_ELSEWHERE = {
@@ -17,6 +17,7 @@ OTHER_TESTS = r"tests/(house|support|consumers|misuse|compile|reference|data_fil
 OTHER_BENCH = r"bench/(support/|[^/]+$)"
 # Whole programs under test rather than a header.
 WITHOUT_HEADER = {
+    "tests/train/cuda/step.cu",
     "tests/parallel/invariant.cpp",
     "tests/comm/mpi_calls.cpp",
 }
@@ -52,6 +53,10 @@ def rule(tree):
             continue
         stem = re.sub(r"\.\w+$", "", re.sub(r"^(tests|bench)/", "include/tessera/", path))
         named = {stem + ".hpp", stem + ".cuh"} if path.endswith(".cu") else {stem + ".hpp"}
+        # Each .cu shows that its header needs no other in front of it.
+        first = next((name for _, name in includes(tree[path]) if name.startswith("tessera/")), None)
+        if path.endswith(".cu") and named & headers and f"include/{first}" not in named:
+            found.append(f"{path}: its first include is not its header")
         if not named & headers:
             found.append(f"{path}: there is no header of that name")
     return found
@@ -61,6 +66,8 @@ judge(rule, {
     "a header without a test": lambda tree: tree.having("include/tessera/core/untested.hpp", ""),
     "a kernel without a test": lambda tree: tree.having("include/tessera/ops/cuda/untested.cuh", ""),
     "an operation without its CUDA side": lambda tree: tree.having("include/tessera/ops/host/planted.hpp", ""),
+    "a test that includes another header first": lambda tree: tree.having(
+        "tests/exec/launch.cu", "#include <tessera/exec/host.hpp>\n#include <tessera/exec/launch.cuh>\n"),
     "an orphan among the tests": lambda tree: tree.having("tests/core/orphan.cpp", ""),
     "an orphan among the benchmarks": lambda tree: tree.having("bench/ops/orphan.cpp", ""),
 })
