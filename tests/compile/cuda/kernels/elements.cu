@@ -3,6 +3,7 @@
 #include <tessera/ops/cuda/cast.cuh>
 #include <tessera/ops/cuda/dropout.cuh>
 #include <tessera/ops/cuda/gelu.cuh>
+#include <tessera/ops/cuda/random_normal.cuh>
 #include <tessera/ops/cuda/reduce.cuh>
 #include <tessera/ops/cuda/rotary.cuh>
 #include <tessera/ops/cuda/scale.cuh>
@@ -21,6 +22,7 @@ void elements(exec::cuda& ex, on_device<T, 1> flat, on_device<T, 2> rows, on_dev
   ops::dropout_add(ex, rows, rows, rows, {});
   ops::gelu(ex, flat, flat);
   ops::gelu_backward(ex, flat, flat, flat);
+  ops::random_normal(ex, flat, {});
   ops::rotary(ex, heads);
   ops::scale(ex, flat, flat, 2.0f);
   ops::fill(ex, flat, 0.0f);

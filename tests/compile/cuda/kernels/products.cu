@@ -1,8 +1,8 @@
-// Matrix products by cuBLASLt and the kernels beside them, for every storage type of activations and gradients.
-#include <tessera/ops/cuda/cross_entropy.cuh>
+// Matrix products by cuBLASLt and the kernels beside them, for every storage type of activations and
+// gradients.
 #include <tessera/ops/cuda/linear.cuh>
+#include <tessera/ops/cuda/linear_cross_entropy.cuh>
 #include <tessera/ops/cuda/matmul.cuh>
-#include <tessera/ops/linear_cross_entropy.hpp>
 
 using namespace tessera;
 template <class T, int Rank>
@@ -19,8 +19,9 @@ void products(exec::cuda& ex, on_device<T, 2> x, on_device<T, 3> batch, on_devic
   (void)ops::linear_cross_entropy<exec::cuda, T, G>(ex, {x, gradient}, x, x, on_device<std::int32_t, 1>{}, {},
                                                     memory);
 }
-template void products<float, float>(exec::cuda&, on_device<float, 2>, on_device<float, 3>, on_device<float, 1>,
-                                     on_device<float, 2>, on_device<float, 1>, arena<exec::cuda_memory>&);
+template void products<float, float>(exec::cuda&, on_device<float, 2>, on_device<float, 3>,
+                                     on_device<float, 1>, on_device<float, 2>, on_device<float, 1>,
+                                     arena<exec::cuda_memory>&);
 template void products<bf16, bf16>(exec::cuda&, on_device<bf16, 2>, on_device<bf16, 3>, on_device<bf16, 1>,
                                    on_device<bf16, 2>, on_device<bf16, 1>, arena<exec::cuda_memory>&);
 template void products<bf16, float>(exec::cuda&, on_device<bf16, 2>, on_device<bf16, 3>, on_device<bf16, 1>,
