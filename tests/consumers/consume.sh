@@ -24,6 +24,10 @@ case "$name" in
     # The package does not need the source: it may lie anywhere.
     mv "$work/prefix" "$work/moved"
     configure find_package -DCMAKE_PREFIX_PATH="$work/moved" "-DCOMPONENTS=json;xxhash;openmp;onednn;mpi" ;;
+  cuda)
+    install
+    configure cuda -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_CUDA_ARCHITECTURES=90
+    grep -q sm_90 "$work/build/build.ninja" ;;
   absent_component) install; configure absent_component -DCMAKE_PREFIX_PATH="$work/prefix" ;;
   add_subdirectory | fetch_content) configure "$name" -DTESSERA="$source" ;;
   missing_dependency)
