@@ -1,6 +1,6 @@
 /// Ranks are a concept: code that communicates is a template over `communicator` and runs unchanged on one
-/// rank (`comm::self`), on threads of one process (`comm::threads`) and on MPI (`comm::mpi`), with the same
-/// bits.
+/// rank (`comm::self`), on threads of one process (`comm::threads`), on MPI (`comm::mpi`) and between GPUs
+/// (`comm::nccl`), with the same bits.
 ///
 ///     template <comm::communicator Comm>
 ///     void average(Comm& comm, std::span<float> values) {
@@ -15,6 +15,7 @@
 
 #include <tessera/core/extents.hpp>
 #include <tessera/core/memory.hpp>
+#include <tessera/core/memory_span.hpp>
 #include <tessera/core/scalar.hpp>
 
 namespace tessera::inline TESSERA_ABI::comm {
@@ -128,6 +129,37 @@ private:
   bool timed_ = false;
 };
 
+/// The calls of a communicator on messages in `Memory`; `communicator` below says what they mean.
+template <class C, class Memory>
+concept communicates_in = memory_space<Memory> &&
+    requires(C& c, memory_span<float, Memory> out, memory_span<float const, Memory> in,
+             std::span<index_t const> counts, reduce_options how) {
+  c.broadcast(out, 0);
+  c.reduce(out, in, 0, how);
+  c.all_reduce(out, how);
+  c.all_reduce(out, in, how);
+  c.reduce_scatter(out, in, how);
+  c.reduce_scatter_v(out, in, counts, how);
+  c.all_gather(out, in);
+  c.all_gather_v(out, in, counts);
+  c.all_to_all(out, in);
+  c.all_to_all_v(out, counts, in, counts);
+  c.gather(out, in, 0);
+  c.gather_v(out, in, counts, 0);
+  c.scatter(out, in, 0);
+  c.scatter_v(out, in, counts, 0);
+  c.send(in, 0, 0);
+  c.receive(out, 0, 0);
+  { c.start_all_reduce(out, how) } -> std::same_as<typename C::request>;
+  { c.start_all_reduce(out, in, how) } -> std::same_as<typename C::request>;
+  { c.start_reduce_scatter_v(out, in, counts, how) } -> std::same_as<typename C::request>;
+  { c.start_all_gather_v(out, in, counts) } -> std::same_as<typename C::request>;
+  { c.start_broadcast(out, 0) } -> std::same_as<typename C::request>;
+  { c.start_all_to_all_v(out, counts, in, counts) } -> std::same_as<typename C::request>;
+  { c.start_send(in, 0, 0) } -> std::same_as<typename C::request>;
+  { c.start_receive(out, 0, 0) } -> std::same_as<typename C::request>;
+};
+
 /// A group of ranks that issue the same collectives in the same order.
 ///
 /// Semantics (checked line by line by tests/comm/conformance.hpp); n = size(), r = rank(), 0 <= r < n:
@@ -154,49 +186,32 @@ private:
 ///   anything else that other ranks need in order to go on. Requests may be waited for in any order. All
 ///   ranks use start_X, or all use X: the two do not meet.
 /// - all_reduce(value) returns the reduction of one value: a convenience for losses, counts, decisions.
+/// - Messages are lent as std::span, and as memory_span<T, C::bulk_memory>: where the communicator's large
+///   messages are at home. That is host memory for all but `nccl`, whose calls on device_span are ordered
+///   with the compute stream instead of with the host: data is taken as the stream leaves it, and wait()
+///   makes the stream wait.
 ///
 /// Errors: size_error, config_error (here and now, nothing sent); collective_mismatch (checked communicators:
 /// on all ranks, naming both calls), peer_failed, stalled, library_error: after those the communicator is
 /// lost. numeric_error (integer overflow): on all ranks; the communicator stays usable.
 template <class C>
-concept communicator = requires(C& c, std::span<float> out, std::span<float const> in,
-                                std::span<index_t const> counts, reduce_options how,
-                                typename C::request pending) {
+concept communicator = communicates_in<C, host_memory> && communicates_in<C, typename C::bulk_memory> &&
+    requires(C& c, reduce_options how, typename C::request pending) {
   { c.rank() } -> std::same_as<int>;
   { c.size() } -> std::same_as<int>;
   { c.meter() } -> std::same_as<traffic_meter&>;
   { c.memory() } -> std::same_as<memory_meter const&>;
   { c.options() } -> std::convertible_to<communicator_options>;
   c.barrier();
-  c.broadcast(out, 0);
-  c.reduce(out, in, 0, how);
-  c.all_reduce(out, how);
-  c.all_reduce(out, in, how);
   { c.all_reduce(1.0, how) } -> std::same_as<double>;
-  c.reduce_scatter(out, in, how);
-  c.reduce_scatter_v(out, in, counts, how);
-  c.all_gather(out, in);
-  c.all_gather_v(out, in, counts);
-  c.all_to_all(out, in);
-  c.all_to_all_v(out, counts, in, counts);
-  c.gather(out, in, 0);
-  c.gather_v(out, in, counts, 0);
-  c.scatter(out, in, 0);
-  c.scatter_v(out, in, counts, 0);
-  c.send(in, 0, 0);
-  c.receive(out, 0, 0);
   { c.split(0, 0) } -> std::same_as<C>;
-  { c.start_all_reduce(out, how) } -> std::same_as<typename C::request>;
-  { c.start_all_reduce(out, in, how) } -> std::same_as<typename C::request>;
-  { c.start_reduce_scatter_v(out, in, counts, how) } -> std::same_as<typename C::request>;
-  { c.start_all_gather_v(out, in, counts) } -> std::same_as<typename C::request>;
-  { c.start_broadcast(out, 0) } -> std::same_as<typename C::request>;
-  { c.start_all_to_all_v(out, counts, in, counts) } -> std::same_as<typename C::request>;
-  { c.start_send(in, 0, 0) } -> std::same_as<typename C::request>;
-  { c.start_receive(out, 0, 0) } -> std::same_as<typename C::request>;
   pending.wait();
   { pending.test() } -> std::same_as<bool>;
 };
+
+/// A communicator whose messages are in the host's memory.
+template <class C>
+concept host_communicator = communicator<C> && std::same_as<typename C::bulk_memory, host_memory>;
 
 } // namespace tessera::inline TESSERA_ABI::comm
 

@@ -7,6 +7,11 @@
 ///       return comm::run_mpi(argc, argv, [](comm::mpi& world) { train(world); });
 ///     }
 ///
+/// With `mpi_options{.device_buffers = true}` messages may also be device_spans: the library, which must be
+/// CUDA-aware, moves them itself. Only its own calls go there (no rank_order, no reductions of 16-bit types,
+/// no start_X at the checked level: the host would have to touch the data), and the caller sees to it that
+/// the compute stream has finished writing (`ex.synchronize()`) before it calls.
+///
 /// Cost: one MPI call each, except reductions in rank_order (two; one up to 2 KiB) and communicators that are
 /// checked (one more) or have a stall limit (non-blocking calls and polling). Counts are 64-bit (MPI-4).
 #ifndef TESSERA_COMM_MPI_HPP
@@ -16,6 +21,9 @@
 #include <ctime>
 
 #include <mpi.h>
+#if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
+#include <mpi-ext.h> // MPIX_Query_cuda_support, which MPICH has in mpi.h
+#endif
 
 #include <tessera/comm/detail/interface.hpp>
 
@@ -42,6 +50,8 @@ struct mpi_options {
   double stall_limit = 0; // see communicator_options
   /// What MPI must have been initialised with. `single` is enough where the process has one thread only.
   mpi_threads level = mpi_threads::funneled;
+  /// Take messages in device memory. Needs an MPI that says it is CUDA-aware.
+  bool device_buffers = false;
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm
@@ -51,14 +61,15 @@ struct mpi_options {
 namespace tessera::inline TESSERA_ABI::comm {
 
 /// A communicator over the ranks of an MPI_Comm. Move-only.
-class mpi : public detail::interface<mpi, detail::mpi_transport> {
-  using base = detail::interface<mpi, detail::mpi_transport>;
+class mpi : public detail::interface<mpi, detail::engine<detail::mpi_transport>> {
+  using base = detail::interface<mpi, detail::engine<detail::mpi_transport>>;
   using engine = detail::engine<detail::mpi_transport>;
 
 public:
   /// Collective over `borrowed`, of which it makes two duplicates: the caller's messages, error handler and
   /// attributes stay its own. To be destroyed before MPI_Finalize. Throws config_error if MPI is not running,
-  /// was initialised below `options.level`, or if the ranks' options differ (on all of them).
+  /// was initialised below `options.level`, is
+  /// not CUDA-aware where `device_buffers` are wanted, or if the ranks' options differ (on all of them).
   explicit mpi(MPI_Comm borrowed, mpi_options options = {}, site where = site::here())
       : base(make(borrowed, options, where)) {}
 
@@ -68,14 +79,27 @@ private:
 
   static engine* make(MPI_Comm borrowed, mpi_options options, site where) {
     check_threads(options.level, where);
+    if (options.device_buffers) check_cuda_aware(where);
     MPI_Comm copy = MPI_COMM_NULL;
     detail::check_mpi(MPI_Comm_dup(borrowed, &copy), "Comm_dup", where);
     communicator_options const common{options.checked, options.stall_limit};
-    detail::mpi_transport transport(copy, common, where);
+    detail::mpi_transport transport(copy, common, options.device_buffers, where);
     transport.agree_on(common, where);
     return new engine(static_cast<detail::mpi_transport&&>(transport), common, 1);
   }
 
+  static void check_cuda_aware(site where) {
+#if defined(MPICH) || defined(MPIX_CUDA_AWARE_SUPPORT)
+    if (MPIX_Query_cuda_support() == 0)
+      throw config_error("E-comm-036", where,
+                         "this MPI says that it is not CUDA-aware (MPIX_Query_cuda_support): it cannot take "
+                         "device_buffers; use comm::nccl, or an MPI built with CUDA");
+#else
+    throw config_error("E-comm-036", where,
+                       "this MPI cannot say whether it is CUDA-aware (it has no MPIX_Query_cuda_support), so "
+                       "device_buffers are not given to it; use comm::nccl, or an MPI built with CUDA");
+#endif
+  }
   static void check_threads(mpi_threads level, site where) {
     int running = 0, ended = 0, given = 0, main = 1;
     detail::check_mpi(MPI_Initialized(&running), "Initialized", where);

@@ -61,8 +61,8 @@ private:
 
 } // namespace detail
 
-class self : public detail::interface<self, detail::self_transport> {
-  using base = detail::interface<self, detail::self_transport>;
+class self : public detail::interface<self, detail::engine<detail::self_transport>> {
+  using base = detail::interface<self, detail::engine<detail::self_transport>>;
 
 public:
   explicit self(communicator_options options = {})

@@ -183,8 +183,8 @@ private:
 } // namespace detail
 
 /// One rank of `run_threads`, used by the thread that it was given to.
-class threads : public detail::interface<threads, detail::threads_transport> {
-  using base = detail::interface<threads, detail::threads_transport>;
+class threads : public detail::interface<threads, detail::engine<detail::threads_transport>> {
+  using base = detail::interface<threads, detail::engine<detail::threads_transport>>;
   using engine = detail::engine<detail::threads_transport>;
 
 public:

@@ -44,6 +44,25 @@ inline void compare_counts(index_t const* all, int ranks, signature const& sign,
                                   " elements to rank ", to, ", which expects ", expected);
 }
 
+/// A rank's options, as they travel.
+struct communicator_terms {
+  double checked = 0, stall_limit = 0;
+  communicator_terms() = default;
+  explicit communicator_terms(communicator_options options) noexcept
+      : checked(options.checked ? 1 : 0), stall_limit(options.stall_limit) {}
+};
+
+/// `all`: the terms of each rank.
+inline void compare_terms(std::vector<communicator_terms> const& all, int self, site where) {
+  for (std::size_t r = 1; r < all.size(); ++r)
+    if (all[r].checked != all[0].checked || all[r].stall_limit != all[0].stall_limit)
+      throw config_error("E-comm-031", where,
+                         "the ranks' communicator options differ: rank 0 has checked = ", all[0].checked != 0,
+                         ", stall_limit = ", all[0].stall_limit, ", rank ", r,
+                         " has checked = ", all[r].checked != 0, ", stall_limit = ", all[r].stall_limit,
+                         "; this is rank ", self);
+}
+
 } // namespace tessera::inline TESSERA_ABI::comm::detail
 
 #endif

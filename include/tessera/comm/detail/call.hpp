@@ -41,9 +41,17 @@ constexpr bool is_integer(element type) noexcept {
   return type >= element::i8;
 }
 
-/// Reduces `n` elements of `ranks` pieces, `stride` elements apart, in rank order. False: integer overflow.
-using combine_function = bool (*)(void* out, void const* pieces, index_t n, index_t stride, int ranks,
-                                  reduction operation);
+/// Reduces `n` elements of `ranks` pieces, `stride` elements apart, in rank order.
+struct combine_step {
+  void* out = nullptr;
+  void const* pieces = nullptr;
+  index_t n = 0, stride = 0;
+  int ranks = 1;
+  reduction operation = reduction::sum;
+  site where{};
+};
+/// `space` is what the transport computes with: the host needs none. False: integer overflow.
+using combine_function = bool (*)(void* space, combine_step const& step);
 
 /// A call as its caller made it. Of `in` and `out` either may be absent on this rank; `count` is the part of
 /// one rank in the equal forms, all of it in the others.
@@ -61,6 +69,7 @@ struct call {
   reduction operation = reduction::sum;
   summation order = summation::native; // rank_order in reductions that ask for it
   combine_function combine = nullptr;
+  bool on_device = false; // both buffers are in memory that the host does not reach
   site where{};
 
   bool reduces() const noexcept {
@@ -162,6 +171,7 @@ struct transfer {
   int root = -1;
   int tag = -1;
   reduction operation = reduction::sum;
+  bool on_device = false;
   /// Steps after a call's first one travel in a lane of their own: their order among first steps of other
   /// calls differs from rank to rank.
   int step = 0;
@@ -181,6 +191,7 @@ inline transfer transfer_of(call const& c) noexcept {
   t.root = c.root;
   t.tag = c.tag;
   t.operation = c.operation;
+  t.on_device = c.on_device;
   t.where = c.where;
   return t;
 }

@@ -20,46 +20,69 @@ using accumulator_t = typename accumulator<T>::type;
 
 /// The larger or smaller of two; a NaN of either is the result.
 template <class A>
-constexpr A larger(A a, A b) noexcept {
+TESSERA_HOST_DEVICE constexpr A larger(A a, A b) noexcept {
   return (b > a || b != b) && a == a ? b : a;
 }
 template <class A>
-constexpr A smaller(A a, A b) noexcept {
+TESSERA_HOST_DEVICE constexpr A smaller(A a, A b) noexcept {
   return (b < a || b != b) && a == a ? b : a;
 }
 
-/// a[i] becomes a[i] combined with b[i]. False where an integer sum overflowed.
-template <class A, class T>
-bool combine_into(A* a, T const* b, index_t n, reduction operation) noexcept {
-  if (operation == reduction::max) {
-    for (index_t i = 0; i < n; ++i) a[i] = larger(a[i], static_cast<A>(b[i]));
-  } else if (operation == reduction::min) {
-    for (index_t i = 0; i < n; ++i) a[i] = smaller(a[i], static_cast<A>(b[i]));
+/// One step of a reduction: a becomes a combined with b. False where an integer sum overflowed.
+template <reduction Operation, class A>
+TESSERA_HOST_DEVICE constexpr bool combine_value(A& a, A b) noexcept {
+  if constexpr (Operation == reduction::max) {
+    a = larger(a, b);
+  } else if constexpr (Operation == reduction::min) {
+    a = smaller(a, b);
   } else if constexpr (std::integral<A>) {
-    bool overflow = false;
-    for (index_t i = 0; i < n; ++i) overflow |= __builtin_add_overflow(a[i], b[i], &a[i]);
-    return !overflow;
+    using bits = std::make_unsigned_t<A>;
+    auto const x = static_cast<bits>(a), y = static_cast<bits>(b), sum = static_cast<bits>(x + y);
+    a = static_cast<A>(sum);
+    if constexpr (std::signed_integral<A>)
+      return static_cast<A>((x ^ sum) & (y ^ sum)) >= 0; // both have one sign, the sum has the other
+    else
+      return sum >= x;
   } else {
-    for (index_t i = 0; i < n; ++i) a[i] += static_cast<A>(b[i]);
+    a += b;
   }
   return true;
+}
+
+/// a[i] becomes a[i] combined with b[i]. False where an integer sum overflowed.
+template <reduction Operation, class A, class T>
+bool combine_into(A* a, T const* b, index_t n) noexcept {
+  bool exact = true;
+  for (index_t i = 0; i < n; ++i) exact &= combine_value<Operation>(a[i], static_cast<A>(b[i]));
+  return exact;
+}
+template <class A, class T>
+bool combine_into(A* a, T const* b, index_t n, reduction operation) noexcept {
+  switch (operation) {
+  case reduction::max:
+    return combine_into<reduction::max>(a, b, n);
+  case reduction::min:
+    return combine_into<reduction::min>(a, b, n);
+  case reduction::sum:
+    break;
+  }
+  return combine_into<reduction::sum>(a, b, n);
 }
 
 /// out[i] = reduction over r of pieces[r * stride + i]. `out` may be the first piece. Works through tiles
 /// that stay in the first-level cache.
 template <reducible_scalar T>
-bool combine(void* out_bytes, void const* piece_bytes, index_t n, index_t stride, int ranks,
-             reduction operation) {
+bool combine(void*, combine_step const& step) {
   constexpr index_t tile = 1024;
-  auto* out = static_cast<T*>(out_bytes);
-  auto const* pieces = static_cast<T const*>(piece_bytes);
+  auto* out = static_cast<T*>(step.out);
+  auto const* pieces = static_cast<T const*>(step.pieces);
   accumulator_t<T> sum[tile];
   bool exact = true;
-  for (index_t begin = 0; begin < n; begin += tile) {
-    auto const length = n - begin < tile ? n - begin : tile;
+  for (index_t begin = 0; begin < step.n; begin += tile) {
+    auto const length = step.n - begin < tile ? step.n - begin : tile;
     for (index_t i = 0; i < length; ++i) sum[i] = static_cast<accumulator_t<T>>(pieces[begin + i]);
-    for (int r = 1; r < ranks; ++r)
-      exact &= combine_into(sum, pieces + r * stride + begin, length, operation);
+    for (int r = 1; r < step.ranks; ++r)
+      exact &= combine_into(sum, pieces + r * step.stride + begin, length, step.operation);
     for (index_t i = 0; i < length; ++i) out[begin + i] = static_cast<T>(sum[i]);
   }
   return exact;

@@ -2,14 +2,39 @@
 #ifndef TESSERA_COMM_DETAIL_DESCRIBE_HPP
 #define TESSERA_COMM_DETAIL_DESCRIBE_HPP
 
-#include <tessera/comm/detail/combine.hpp>
+#include <tessera/comm/detail/call.hpp>
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
-/// Inputs do not take part in deduction: spans of mutable elements and containers convert.
+/// The memory that a std::span or a device_span stands in.
+template <class Span>
+struct memory_of_span;
 template <class S>
-using input_span = std::type_identity_t<std::span<S const>>;
+struct memory_of_span<std::span<S>> {
+  using type = host_memory;
+};
+template <class S, memory_space Memory>
+struct memory_of_span<device_span<S, Memory>> {
+  using type = Memory;
+};
+template <class Span>
+using memory_of = typename memory_of_span<Span>::type;
+
+/// Inputs do not take part in deduction: spans of mutable elements and containers convert.
+template <class Span>
+using input_like = memory_span<typename Span::value_type const, memory_of<Span>>;
 using counts_span = std::span<index_t const>;
+
+/// A span of messages that can be lent to calls of `Engine`: to be read or, where not constant, written.
+template <class Span, class Engine>
+concept readable_by = requires {
+  typename memory_of<Span>;
+}
+&&Engine::template reaches<memory_of<Span>>&& message_scalar<typename Span::value_type>;
+template <class Span, class Engine>
+concept message_of = readable_by<Span, Engine> && !std::is_const_v<typename Span::element_type>;
+template <class Span, class Engine>
+concept summand_of = message_of<Span, Engine> && reducible_scalar<typename Span::value_type>;
 
 /// Describes calls of one rank. Every function throws size_error for what does not fit.
 class describer {
@@ -23,49 +48,46 @@ public:
     return c;
   }
 
-  template <message_scalar S>
-  [[gnu::always_inline]] call broadcast(std::span<S> data, int root, site where) const {
+  template <class Span>
+  [[gnu::always_inline]] call broadcast(Span data, int root, site where) const {
     check_rank(root, "root", collective::broadcast, where);
     bool const gives = rank == root;
-    auto c = describe<S>(collective::broadcast, gives ? std::span<S>() : data, gives ? data : std::span<S>(),
-                         where);
+    auto c = describe(collective::broadcast, gives ? Span() : data, gives ? data : Span(), where);
     c.count = static_cast<index_t>(data.size());
     c.root = root;
     return c;
   }
-  template <reducible_scalar S>
   static void reduce_with(call& c, reduce_options how) noexcept {
     c.operation = how.operation;
     c.order = how.order;
-    c.combine = &combine<S>;
   }
-  template <reducible_scalar S>
-  [[gnu::always_inline]] call reduce(std::span<S> out, input_span<S> in, int root, reduce_options how,
+  template <class Span>
+  [[gnu::always_inline]] call reduce(Span out, input_like<Span> in, int root, reduce_options how,
                                      site where) const {
     check_rank(root, "root", collective::reduce, where);
     if (rank != root) out = {};
-    auto c = describe<S>(collective::reduce, out, in, where);
+    auto c = describe(collective::reduce, out, in, where);
     if (rank == root) expect(c.out_items, c.in_items, "out", c.what, where);
     forbid_overlap(c, 0, where);
     c.count = c.in_items;
     c.root = root;
-    reduce_with<S>(c, how);
+    reduce_with(c, how);
     return c;
   }
-  template <reducible_scalar S>
-  [[gnu::always_inline]] call all_reduce(std::span<S> out, input_span<S> in, reduce_options how,
+  template <class Span>
+  [[gnu::always_inline]] call all_reduce(Span out, input_like<Span> in, reduce_options how,
                                          site where) const {
-    auto c = describe<S>(collective::all_reduce, out, in, where);
+    auto c = describe(collective::all_reduce, out, in, where);
     expect(c.out_items, c.in_items, "out", c.what, where);
     forbid_overlap(c, 0, where);
     c.count = c.in_items;
-    reduce_with<S>(c, how);
+    reduce_with(c, how);
     return c;
   }
-  template <reducible_scalar S>
-  [[gnu::always_inline]] call reduce_scatter(std::span<S> out, input_span<S> in, counts_span const* counts,
+  template <class Span>
+  [[gnu::always_inline]] call reduce_scatter(Span out, input_like<Span> in, counts_span const* counts,
                                              reduce_options how, site where) const {
-    auto c = describe<S>(collective::reduce_scatter, out, in, where);
+    auto c = describe(collective::reduce_scatter, out, in, where);
     if (counts != nullptr) {
       c.count = sum_of(*counts, "counts", c.what, where);
       c.in_counts = counts->data();
@@ -75,16 +97,16 @@ public:
       c.count = c.out_items;
       expect(c.in_items, times_size(c.out_items, "out", c.what, where), "in", c.what, where);
     }
-    reduce_with<S>(c, how);
+    reduce_with(c, how);
     return c;
   }
-  template <message_scalar S>
-  [[gnu::always_inline]] call gather(collective what, std::span<S> out, input_span<S> in,
+  template <class Span>
+  [[gnu::always_inline]] call gather(collective what, Span out, input_like<Span> in,
                                      counts_span const* counts, int root, site where) const {
     bool const receives = what == collective::all_gather || rank == root;
     if (what == collective::gather) check_rank(root, "root", what, where);
     if (!receives) out = {};
-    auto c = describe<S>(what, out, in, where);
+    auto c = describe(what, out, in, where);
     c.root = root;
     c.count = c.in_items;
     auto all = times_size(c.in_items, "in", what, where);
@@ -97,13 +119,13 @@ public:
     forbid_overlap(c, my_offset(c), where);
     return c;
   }
-  template <message_scalar S>
-  [[gnu::always_inline]] call scatter(std::span<S> out, input_span<S> in, counts_span const* counts, int root,
+  template <class Span>
+  [[gnu::always_inline]] call scatter(Span out, input_like<Span> in, counts_span const* counts, int root,
                                       site where) const {
     constexpr auto what = collective::scatter;
     check_rank(root, "root", what, where);
     if (rank != root) in = {};
-    auto c = describe<S>(what, out, in, where);
+    auto c = describe(what, out, in, where);
     c.root = root;
     c.count = c.out_items;
     auto all = times_size(c.out_items, "out", what, where);
@@ -116,11 +138,11 @@ public:
     forbid_overlap(c, -my_offset(c), where);
     return c;
   }
-  template <message_scalar S>
-  [[gnu::always_inline]] call all_to_all(std::span<S> out, counts_span const* out_counts, input_span<S> in,
+  template <class Span>
+  [[gnu::always_inline]] call all_to_all(Span out, counts_span const* out_counts, input_like<Span> in,
                                          counts_span const* in_counts, site where) const {
     constexpr auto what = collective::all_to_all;
-    auto c = describe<S>(what, out, in, where);
+    auto c = describe(what, out, in, where);
     if (in_counts != nullptr) {
       expect(c.out_items, sum_of(*out_counts, "out_counts", what, where), "out", what, where);
       expect(c.in_items, sum_of(*in_counts, "in_counts", what, where), "in", what, where);
@@ -135,33 +157,34 @@ public:
       refuse_overlap(c.what, where);
     return c;
   }
-  template <class S>
-  [[gnu::always_inline]] call send(std::span<S> data, int to, int tag, site where) const {
-    return message<std::remove_const_t<S>>(collective::send, {}, data, to, tag, where);
+  template <class Span>
+  [[gnu::always_inline]] call send(Span data, int to, int tag, site where) const {
+    using out = memory_span<typename Span::value_type, memory_of<Span>>;
+    return message(collective::send, out(), data, to, tag, where);
   }
-  template <message_scalar S>
-  [[gnu::always_inline]] call receive(std::span<S> data, int from, int tag, site where) const {
-    return message<S>(collective::receive, data, {}, from, tag, where);
+  template <class Span>
+  [[gnu::always_inline]] call receive(Span data, int from, int tag, site where) const {
+    return message(collective::receive, data, Span(), from, tag, where);
   }
 
 private:
-  template <message_scalar S>
-  call message(collective what, std::span<S> out, std::span<S const> in, int peer, int tag,
-               site where) const {
+  template <class Span>
+  call message(collective what, Span out, input_like<Span> in, int peer, int tag, site where) const {
     check_rank(peer, what == collective::send ? "to" : "from", what, where);
     if (tag < 0 || tag > 32767)
       throw size_error("E-comm-006", where, name_of(what), ": `tag` is ", tag, " on rank ", rank,
                        ", need 0 to 32767");
-    auto c = describe<S>(what, out, in, where);
+    auto c = describe(what, out, in, where);
     c.count = c.in_items + c.out_items;
     c.root = peer;
     c.tag = tag;
     return c;
   }
-  template <message_scalar S>
-  static call describe(collective what, std::span<S> out, std::span<S const> in, site where) noexcept {
+  template <class Span>
+  static call describe(collective what, Span out, input_like<Span> in, site where) noexcept {
     auto c = named(what, where);
-    c.type = element_of<S>();
+    c.type = element_of<typename Span::value_type>();
+    c.on_device = !memory_of<Span>::host_accessible;
     c.in = in.data();
     c.out = out.data();
     c.in_items = static_cast<index_t>(in.size());

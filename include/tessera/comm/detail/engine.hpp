@@ -16,6 +16,16 @@ class engine {
 public:
   using op = operation<T>;
   using stage = typename op::stage;
+  using bulk_memory = host_memory;
+  /// Memory whose spans it takes: the host's, and a device's where the transport can tell what to do with it.
+  template <memory_space Memory>
+  static constexpr bool reaches = Memory::host_accessible || device_transport<T>;
+  /// Whether plain calls go to the transport as they are.
+  static constexpr bool direct = direct_transport<T>;
+  template <reducible_scalar S>
+  static constexpr combine_function combiner() noexcept {
+    return &detail::combine<S>;
+  }
 
   engine(T&& moved, communicator_options options, std::uint64_t group)
       : transport(static_cast<T&&>(moved)), options(options), group(group),
@@ -38,12 +48,25 @@ public:
   memory_meter memory;
   std::int64_t sequence = 0;
 
+  int rank() const noexcept { return transport.rank(); }
+  int size() const noexcept { return transport.size(); }
+  /// The engine of the group of `members`, which have one color.
+  engine* split(std::vector<int> const& members, int color, int key, std::uint64_t id, site where) {
+    return new engine(transport.split(members, color, key, id, options, where), options, id);
+  }
+
   /// Whether a call of one step may go straight to the transport.
   bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
+  [[gnu::always_inline]] void run(call const& c) requires direct_transport<T> {
+    if (!c.is_point_to_point()) ++sequence;
+    transport.run(transfer_of(c));
+  }
   op& begin(call const& c, bool blocking) {
     if (lost_)
       throw peer_failed("E-comm-016", c.where, name_of(c.what),
                         " on a communicator that an earlier failure or an abandoned request made useless");
+    if constexpr (device_transport<T>)
+      if (c.on_device) transport.admit(c, needs_staging(c) || (options.checked && !blocking));
     if (first_ != nullptr) progress();
     if constexpr (direct_transport<T>)
       if (blocking && plain_ && !c.is_point_to_point()) drain();
@@ -75,6 +98,12 @@ public:
     }
     if (moved) unlink_finished();
     return moved;
+  }
+
+  /// Whether it has ended.
+  bool advance(op& one) {
+    progress();
+    return one.finished;
   }
 
   /// Waits for the end, frees the operation, and throws what it ended with.
@@ -111,9 +140,9 @@ public:
 
   /// Frees a finished operation, and throws what it ended with.
   void free(op& one) {
-    if (!one.error && (one.lent_out != nullptr || one.lent_in != nullptr)) {
+    if (!one.error && one.lent.any()) {
       try {
-        give_back(one);
+        one.lent.give_back(host_store(), one.sign, one.staged.data(), one.request.where);
       } catch (...) {
         one.error = std::current_exception();
       }
@@ -130,7 +159,7 @@ public:
   /// Gives an operation up: its peers cannot finish, nor can this communicator go on.
   void abandon(op& one) noexcept {
     lost_ = true;
-    one.forget_loans();
+    one.lent = {};
     one.error = nullptr;
     give_up(one);
     unlink_finished();
@@ -140,8 +169,7 @@ public:
 
 private:
   memory_account account() noexcept { return {&memory, memory_kind::communication}; }
-  int rank() const noexcept { return transport.rank(); }
-  int size() const noexcept { return transport.size(); }
+  rank_order_steps steps_of(op const& one) const noexcept { return {one.request, rank(), size()}; }
 
   /// Ends all collectives in flight. A blocking collective of the library goes on as one on all ranks (it
   /// would not meet a non-blocking one), and while it blocks, none of those could advance.
@@ -206,7 +234,7 @@ private:
         c.out_counts = table(one, tables.given() + size());
       }
     }
-    if (options.checked && !one.blocking) lend(one, account());
+    if (options.checked && !one.blocking) one.lent.lend(host_store(), one.request, one.staged, account());
     if (tables.checked && !c.is_point_to_point() && size() > 1) {
       one.at = stage::signatures;
       auto* all = signatures(one);
@@ -270,7 +298,7 @@ private:
       compare_counts(table(one, tables_of(one).all_counts()), size(), one.sign, one.request.where);
       return data_step(one);
     case stage::data:
-      return combine(one);
+      return add_up(one);
     case stage::flags: {
       auto const* flags = reinterpret_cast<std::byte const*>(table(one, tables_of(one).flags()));
       for (int r = 0; r < size(); ++r)
@@ -300,59 +328,23 @@ private:
       }
       return issue(one, step, true);
     }
-    auto const item = bytes_of(c.type);
-    auto const n = c.in_items;
     if (size() == 1) {
-      copy(c.out, c.in, n * item);
+      copy(c.out, c.in, c.in_items * bytes_of(c.type));
       one.settled = true;
       return;
     }
-    one.whole = c.what != collective::reduce_scatter && n * item <= whole_vector_bytes;
-    auto const mine = one.whole ? n : my_items(one);
-    step.out = room(one.pieces, size() * mine * item, account(), c.where);
-    step.root = -1;
-    step.in_counts = step.out_counts = nullptr;
-    if (one.whole) {
-      step.what = collective::all_gather;
-    } else {
-      step.what = collective::all_to_all;
-      if (c.what != collective::reduce_scatter || c.in_counts != nullptr) {
-        auto* sends = table(one, tables_of(one).sends());
-        auto* receives = table(one, tables_of(one).receives());
-        for (int r = 0; r < size(); ++r) {
-          sends[r] = c.in_counts != nullptr ? c.in_counts[r]
-                                            : slice_begin(n, size(), r + 1) - slice_begin(n, size(), r);
-          receives[r] = mine;
-        }
-        step.in_counts = sends;
-        step.out_counts = receives;
-      }
-    }
-    issue(one, step, false);
+    auto const steps = steps_of(one);
+    auto* pieces = room(one.pieces, steps.pieces_bytes(), account(), c.where);
+    auto const tables = tables_of(one);
+    issue(one, steps.exchange(pieces, table(one, tables.sends()), table(one, tables.receives())), false);
   }
 
-  /// How many elements this rank adds up.
-  index_t my_items(op const& one) const noexcept {
+  void add_up(op& one) {
     auto const& c = one.request;
-    if (c.what == collective::reduce_scatter) return c.out_items;
-    return slice_begin(c.in_items, size(), rank() + 1) - slice_begin(c.in_items, size(), rank());
-  }
-  /// Where its sum goes: its part of the output, or over the first piece where this rank has no output.
-  void* my_sum(op& one) const noexcept {
-    auto const& c = one.request;
-    if (c.what == collective::reduce && rank() != c.root) return one.pieces.data();
-    if (c.what == collective::reduce_scatter || one.whole) return c.out;
-    return at(c.out, slice_begin(c.in_items, size(), rank()) * bytes_of(c.type));
-  }
-
-  void combine(op& one) {
-    auto const& c = one.request;
-    auto const mine = one.whole ? c.in_items : my_items(one);
-    bool const exact = c.combine(my_sum(one), one.pieces.data(), mine, mine, size(), c.operation);
-    if (one.whole) { // every rank has seen everything, and agrees on an overflow
+    bool const exact = c.combine(nullptr, steps_of(one).sum(one.pieces.data()));
+    if (steps_of(one).whole()) { // every rank has seen everything, and agrees on an overflow
       if (!exact) throw_overflow(one);
-      one.at = stage::collect;
-      one.settled = true;
+      after_sum(one);
     } else if (is_integer(c.type) && c.operation == reduction::sum) {
       one.at = stage::flags;
       auto* flags = reinterpret_cast<std::byte*>(table(one, tables_of(one).flags()));
@@ -364,20 +356,10 @@ private:
   }
 
   void after_sum(op& one) {
-    auto const& c = one.request;
     one.at = stage::collect;
     one.settled = true;
-    if (c.what == collective::reduce_scatter) return;
-    transfer step;
-    step.what = c.what == collective::reduce ? collective::gather : collective::all_gather;
-    step.type = c.type;
-    step.in = my_sum(one);
-    step.out = c.what == collective::reduce && rank() != c.root ? nullptr : c.out;
-    step.root = c.root;
-    step.count = my_items(one);
-    auto* counts = table(one, tables_of(one).sends());
-    step.in_counts = step.out_counts = counts;
-    issue(one, step, true);
+    if (steps_of(one).collects())
+      issue(one, steps_of(one).collect(one.pieces.data(), table(one, tables_of(one).sends())), true);
   }
 
   [[noreturn]] void throw_overflow(op& one) const {

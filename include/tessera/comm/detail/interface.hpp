@@ -11,10 +11,11 @@
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
 /// `Derived` is the communicator: constructible from an engine (what split makes).
-template <class Derived, transport T>
+template <class Derived, class Engine>
 class interface {
 public:
-  using request = detail::request<T>;
+  using request = detail::request<Engine>;
+  using bulk_memory = typename Engine::bulk_memory;
 
   interface(interface&& other) noexcept : engine_(other.engine_) {
     other.engine_ = nullptr;
@@ -27,8 +28,8 @@ public:
   }
   ~interface() { delete engine_; }
 
-  int rank() const noexcept { return engine_->transport.rank(); }
-  int size() const noexcept { return engine_->transport.size(); }
+  int rank() const noexcept { return engine_->rank(); }
+  int size() const noexcept { return engine_->size(); }
   communicator_options options() const noexcept { return engine_->options; }
   traffic_meter& meter() noexcept { return engine_->meter; }
   traffic_meter const& meter() const noexcept { return engine_->meter; }
@@ -46,137 +47,131 @@ public:
 
   void barrier(site where = site::here()) { block(words().named(collective::barrier, where)); }
 
-  template <message_scalar S>
-  void broadcast(std::span<S> data, int root, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void broadcast(Span data, int root, site where = site::here()) {
     block(words().broadcast(data, root, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_broadcast(std::span<S> data, int root, site where = site::here()) {
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_broadcast(Span data, int root, site where = site::here()) {
     return start(words().broadcast(data, root, where));
   }
 
-  template <reducible_scalar S>
-  void reduce(std::span<S> out, input_span<S> in, int root, reduce_options how = {},
-              site where = site::here()) {
-    block(words().reduce(out, in, root, how, where));
+  template <summand_of<Engine> Span>
+  void reduce(Span out, input_like<Span> in, int root, reduce_options how = {}, site where = site::here()) {
+    block(summed<Span>(words().reduce(out, in, root, how, where)));
   }
 
-  template <reducible_scalar S>
-  void all_reduce(std::span<S> in_out, reduce_options how = {}, site where = site::here()) {
-    block(words().all_reduce(in_out, in_out, how, where));
+  template <summand_of<Engine> Span>
+  void all_reduce(Span in_out, reduce_options how = {}, site where = site::here()) {
+    block(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
   }
-  template <reducible_scalar S>
-  void all_reduce(std::span<S> out, input_span<S> in, reduce_options how = {}, site where = site::here()) {
-    block(words().all_reduce(out, in, how, where));
+  template <summand_of<Engine> Span>
+  void all_reduce(Span out, input_like<Span> in, reduce_options how = {}, site where = site::here()) {
+    block(summed<Span>(words().all_reduce(out, in, how, where)));
   }
-  template <reducible_scalar S>
-  [[nodiscard]] S all_reduce(S value, reduce_options how = {}, site where = site::here()) {
-    block(words().all_reduce(std::span<S>(&value, 1), {&value, 1}, how, where));
+  template <reducible_scalar R>
+  [[nodiscard]] R all_reduce(R value, reduce_options how = {}, site where = site::here()) {
+    all_reduce(std::span<R>(&value, 1), how, where);
     return value;
   }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_all_reduce(std::span<S> in_out, reduce_options how = {},
-                                         site where = site::here()) {
-    return start(words().all_reduce(in_out, in_out, how, where));
+  template <summand_of<Engine> Span>
+  [[nodiscard]] request start_all_reduce(Span in_out, reduce_options how = {}, site where = site::here()) {
+    return start(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
   }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_all_reduce(std::span<S> out, input_span<S> in, reduce_options how = {},
+  template <summand_of<Engine> Span>
+  [[nodiscard]] request start_all_reduce(Span out, input_like<Span> in, reduce_options how = {},
                                          site where = site::here()) {
-    return start(words().all_reduce(out, in, how, where));
+    return start(summed<Span>(words().all_reduce(out, in, how, where)));
   }
 
-  template <reducible_scalar S>
-  void reduce_scatter(std::span<S> out, input_span<S> in, reduce_options how = {},
-                      site where = site::here()) {
-    block(words().reduce_scatter(out, in, nullptr, how, where));
+  template <summand_of<Engine> Span>
+  void reduce_scatter(Span out, input_like<Span> in, reduce_options how = {}, site where = site::here()) {
+    block(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
   }
-  template <reducible_scalar S>
-  void reduce_scatter_v(std::span<S> out, input_span<S> in, counts_span counts, reduce_options how = {},
+  template <summand_of<Engine> Span>
+  void reduce_scatter_v(Span out, input_like<Span> in, counts_span counts, reduce_options how = {},
                         site where = site::here()) {
-    block(words().reduce_scatter(out, in, &counts, how, where));
+    block(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
   }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_reduce_scatter(std::span<S> out, input_span<S> in, reduce_options how = {},
+  template <summand_of<Engine> Span>
+  [[nodiscard]] request start_reduce_scatter(Span out, input_like<Span> in, reduce_options how = {},
                                              site where = site::here()) {
-    return start(words().reduce_scatter(out, in, nullptr, how, where));
+    return start(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
   }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_reduce_scatter_v(std::span<S> out, input_span<S> in, counts_span counts,
+  template <summand_of<Engine> Span>
+  [[nodiscard]] request start_reduce_scatter_v(Span out, input_like<Span> in, counts_span counts,
                                                reduce_options how = {}, site where = site::here()) {
-    return start(words().reduce_scatter(out, in, &counts, how, where));
+    return start(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
   }
 
-  template <message_scalar S>
-  void all_gather(std::span<S> out, input_span<S> in, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void all_gather(Span out, input_like<Span> in, site where = site::here()) {
     block(words().gather(collective::all_gather, out, in, nullptr, -1, where));
   }
-  template <message_scalar S>
-  void all_gather_v(std::span<S> out, input_span<S> in, counts_span counts, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void all_gather_v(Span out, input_like<Span> in, counts_span counts, site where = site::here()) {
     block(words().gather(collective::all_gather, out, in, &counts, -1, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_gather(std::span<S> out, input_span<S> in, site where = site::here()) {
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_all_gather(Span out, input_like<Span> in, site where = site::here()) {
     return start(words().gather(collective::all_gather, out, in, nullptr, -1, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_gather_v(std::span<S> out, input_span<S> in, counts_span counts,
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_all_gather_v(Span out, input_like<Span> in, counts_span counts,
                                            site where = site::here()) {
     return start(words().gather(collective::all_gather, out, in, &counts, -1, where));
   }
-  template <message_scalar S>
-  void gather(std::span<S> out, input_span<S> in, int root, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void gather(Span out, input_like<Span> in, int root, site where = site::here()) {
     block(words().gather(collective::gather, out, in, nullptr, root, where));
   }
-  template <message_scalar S>
-  void gather_v(std::span<S> out, input_span<S> in, counts_span counts, int root, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void gather_v(Span out, input_like<Span> in, counts_span counts, int root, site where = site::here()) {
     block(words().gather(collective::gather, out, in, &counts, root, where));
   }
 
-  template <message_scalar S>
-  void scatter(std::span<S> out, input_span<S> in, int root, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void scatter(Span out, input_like<Span> in, int root, site where = site::here()) {
     block(words().scatter(out, in, nullptr, root, where));
   }
-  template <message_scalar S>
-  void scatter_v(std::span<S> out, input_span<S> in, counts_span counts, int root,
-                 site where = site::here()) {
+  template <message_of<Engine> Span>
+  void scatter_v(Span out, input_like<Span> in, counts_span counts, int root, site where = site::here()) {
     block(words().scatter(out, in, &counts, root, where));
   }
 
-  template <message_scalar S>
-  void all_to_all(std::span<S> out, input_span<S> in, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void all_to_all(Span out, input_like<Span> in, site where = site::here()) {
     block(words().all_to_all(out, nullptr, in, nullptr, where));
   }
-  template <message_scalar S>
-  void all_to_all_v(std::span<S> out, counts_span out_counts, input_span<S> in, counts_span in_counts,
+  template <message_of<Engine> Span>
+  void all_to_all_v(Span out, counts_span out_counts, input_like<Span> in, counts_span in_counts,
                     site where = site::here()) {
     block(words().all_to_all(out, &out_counts, in, &in_counts, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_to_all(std::span<S> out, input_span<S> in, site where = site::here()) {
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_all_to_all(Span out, input_like<Span> in, site where = site::here()) {
     return start(words().all_to_all(out, nullptr, in, nullptr, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_to_all_v(std::span<S> out, counts_span out_counts, input_span<S> in,
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_all_to_all_v(Span out, counts_span out_counts, input_like<Span> in,
                                            counts_span in_counts, site where = site::here()) {
     return start(words().all_to_all(out, &out_counts, in, &in_counts, where));
   }
 
-  template <class S>
-    requires message_scalar<std::remove_const_t<S>>
-  void send(std::span<S> data, int to, int tag, site where = site::here()) {
+  template <readable_by<Engine> Span>
+  void send(Span data, int to, int tag, site where = site::here()) {
     block(words().send(data, to, tag, where));
   }
-  template <message_scalar S>
-  void receive(std::span<S> data, int from, int tag, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void receive(Span data, int from, int tag, site where = site::here()) {
     block(words().receive(data, from, tag, where));
   }
-  template <class S>
-    requires message_scalar<std::remove_const_t<S>>
-  [[nodiscard]] request start_send(std::span<S> data, int to, int tag, site where = site::here()) {
+  template <readable_by<Engine> Span>
+  [[nodiscard]] request start_send(Span data, int to, int tag, site where = site::here()) {
     return start(words().send(data, to, tag, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_receive(std::span<S> data, int from, int tag, site where = site::here()) {
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_receive(Span data, int from, int tag, site where = site::here()) {
     return start(words().receive(data, from, tag, where));
   }
 
@@ -187,7 +182,7 @@ public:
     auto const ranks = static_cast<std::size_t>(size());
     std::int32_t const mine[2] = {color, key};
     std::vector<std::int32_t> all(2 * ranks);
-    auto c = words().gather(collective::all_gather, std::span(all), mine, nullptr, -1, where);
+    auto c = words().gather(collective::all_gather, std::span<std::int32_t>(all), mine, nullptr, -1, where);
     c.what = collective::split;
     block(c);
     std::vector<int> members; // ranks of my color, by key, then by rank
@@ -201,32 +196,33 @@ public:
     }
     std::int64_t const parts[] = {static_cast<std::int64_t>(engine_->group), engine_->sequence, color};
     auto const group = digest_of(parts, sizeof parts);
-    return Derived(
-        new engine<T>(engine_->transport.split(members, color, key, group, engine_->options, where),
-                      engine_->options, group));
+    return Derived(engine_->split(members, color, key, group, where));
   }
 
 protected:
-  explicit interface(engine<T>* owned) noexcept : engine_(owned) {}
-  engine<T>& core() noexcept { return *engine_; }
+  explicit interface(Engine* owned) noexcept : engine_(owned) {}
 
 private:
   describer words() const noexcept { return {rank(), size()}; }
+  template <class Span>
+  [[gnu::always_inline]] static call summed(call c) noexcept {
+    c.combine = Engine::template combiner<typename Span::value_type>();
+    return c;
+  }
   void meter_call(call const& c) noexcept {
     engine_->meter.count(c.what, (c.in_items > c.out_items ? c.in_items : c.out_items) * bytes_of(c.type));
   }
   /// Always inlined, and `c` never given away whole, so that it needs no memory: what is left of a plain call
   /// is the transport's one call.
   [[gnu::always_inline]] void block(call const& c) {
-    if constexpr (direct_transport<T>)
-      if (engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
+    if constexpr (Engine::direct)
+      if (!c.on_device && engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
           !(c.reduces() && c.order == summation::rank_order)) {
         meter_call(c);
-        if (!c.is_point_to_point()) ++engine_->sequence;
-        return engine_->transport.run(transfer_of(c));
+        return engine_->run(c);
       }
     block_in_steps(call{c.what, c.type, c.in, c.out, c.in_items, c.out_items, c.count, c.in_counts,
-                        c.out_counts, c.root, c.tag, c.operation, c.order, c.combine, c.where});
+                        c.out_counts, c.root, c.tag, c.operation, c.order, c.combine, c.on_device, c.where});
   }
   [[gnu::noinline]] void block_in_steps(call const& c) {
     timed_scope timer(engine_->meter, c.what);
@@ -239,7 +235,7 @@ private:
     return request(*engine_, engine_->begin(c, false));
   }
 
-  engine<T>* engine_;
+  Engine* engine_;
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail

@@ -51,18 +51,21 @@ public:
   };
 
   /// Takes over `owned`, which must be a communicator of our own, and makes its second lane.
-  mpi_transport(MPI_Comm owned, communicator_options options, site where) : mpi_transport(owned) {
+  mpi_transport(MPI_Comm owned, communicator_options options, bool device_buffers, site where)
+      : mpi_transport(owned) {
     check_mpi(MPI_Comm_set_errhandler(held_.lanes[0], MPI_ERRORS_RETURN), "Comm_set_errhandler", where);
     check_mpi(MPI_Comm_dup(held_.lanes[0], &held_.lanes[1]), "Comm_dup", where);
     check_mpi(MPI_Comm_set_errhandler(held_.lanes[1], MPI_ERRORS_RETURN), "Comm_set_errhandler", where);
     check_mpi(MPI_Comm_rank(held_.lanes[0], &rank_), "Comm_rank", where);
     check_mpi(MPI_Comm_size(held_.lanes[0], &size_), "Comm_size", where);
     stall_limit_ = options.stall_limit;
+    device_buffers_ = device_buffers;
     make_operations<tessera::bf16>(0, where);
     make_operations<tessera::fp16>(1, where);
   }
   mpi_transport(mpi_transport&& other) noexcept
-      : held_(other.held_), rank_(other.rank_), size_(other.size_), stall_limit_(other.stall_limit_) {
+      : held_(other.held_), rank_(other.rank_), size_(other.size_), stall_limit_(other.stall_limit_),
+        device_buffers_(other.device_buffers_) {
     other.held_ = {};
   }
   mpi_transport& operator=(mpi_transport&&) = delete;
@@ -127,21 +130,31 @@ public:
                       communicator_options options, site where) {
     MPI_Comm part = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(held_.lanes[0], color, key, &part), "Comm_split", where);
-    return mpi_transport(part, options, where);
+    return mpi_transport(part, options, device_buffers_, where);
+  }
+
+  /// Messages in device memory: only what MPI does by itself.
+  void admit(call const& c, bool wants_host) const {
+    auto const refuse = [&](char const* why) {
+      throw config_error("E-comm-037", c.where, name_of(c.what), " of ", name_of(c.type),
+                         " in device memory: ", why, "; use comm::nccl, or host memory");
+    };
+    if (!device_buffers_) refuse("this communicator was made without mpi_options{.device_buffers = true}");
+    if (c.reduces() && c.order == summation::rank_order)
+      refuse("MPI adds in its own order there: ask for summation::native");
+    if (c.reduces() && (c.type == element::bf16 || c.type == element::fp16))
+      refuse("MPI cannot add 16-bit floating-point numbers there");
+    if (wants_host)
+      refuse("start_X at the checked level, and a reduce_scatter into its own input, need host memory");
   }
 
   /// Throws config_error on all ranks where their options differ.
   void agree_on(communicator_options options, site where) {
-    std::vector<double> all(2 * static_cast<std::size_t>(size_));
-    double const mine[2] = {options.checked ? 1.0 : 0.0, options.stall_limit};
-    check_mpi(MPI_Allgather_c(mine, 2, MPI_DOUBLE, all.data(), 2, MPI_DOUBLE, held_.lanes[0]), "Allgather",
+    std::vector<communicator_terms> all(static_cast<std::size_t>(size_));
+    communicator_terms const mine(options);
+    check_mpi(MPI_Allgather_c(&mine, 2, MPI_DOUBLE, all.data(), 2, MPI_DOUBLE, held_.lanes[0]), "Allgather",
               where);
-    for (std::size_t r = 1; r < static_cast<std::size_t>(size_); ++r)
-      if (all[2 * r] != all[0] || all[2 * r + 1] != all[1])
-        throw config_error("E-comm-031", where,
-                           "the ranks' communicator options differ: rank 0 has checked = ", all[0] != 0,
-                           ", stall_limit = ", all[1], ", rank ", r, " has checked = ", all[2 * r] != 0,
-                           ", stall_limit = ", all[2 * r + 1], "; this is rank ", rank_);
+    compare_terms(all, rank_, where);
   }
 
 private:
@@ -229,15 +242,18 @@ private:
     case collective::all_gather: {
       // In place on all ranks or on none, says MPI; ours may differ. So always, after the copy of this
       // rank's part that MPI would make.
+      // (Device memory is MPI's to copy: there all ranks are to be in place, or none.)
       auto const* counts = t.out_counts;
-      copy(at(t.out, my_part(counts)), t.in,
-           (counts != nullptr ? counts[rank_] : t.count) * bytes_of(t.type));
+      auto const mine = counts != nullptr ? counts[rank_] : t.count;
+      auto* const place_of_mine = at(t.out, my_part(counts));
+      if (!t.on_device) copy(place_of_mine, t.in, mine * bytes_of(t.type));
+      auto const* in = t.on_device && t.in != place_of_mine ? t.in : MPI_IN_PLACE;
       if (counts == nullptr)
-        return now ? MPI_Allgather_c(MPI_IN_PLACE, n, type, t.out, n, type, comm)
-                   : MPI_Iallgather_c(MPI_IN_PLACE, n, type, t.out, n, type, comm, pending);
+        return now ? MPI_Allgather_c(in, n, type, t.out, n, type, comm)
+                   : MPI_Iallgather_c(in, n, type, t.out, n, type, comm, pending);
       auto const p = place(counts, 0, tables, t.where);
-      return now ? MPI_Allgatherv_c(MPI_IN_PLACE, 0, type, t.out, p.counts, p.offsets, type, comm)
-                 : MPI_Iallgatherv_c(MPI_IN_PLACE, 0, type, t.out, p.counts, p.offsets, type, comm, pending);
+      return now ? MPI_Allgatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, comm)
+                 : MPI_Iallgatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, comm, pending);
     }
     case collective::gather: {
       auto const* counts = t.out_counts;
@@ -345,6 +361,7 @@ private:
   buffer<> tables_;
   int rank_ = 0, size_ = 1;
   double stall_limit_ = 0;
+  bool device_buffers_ = false;
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail

@@ -5,7 +5,7 @@
 
 #include <exception>
 
-#include <tessera/comm/detail/call.hpp>
+#include <tessera/comm/detail/rank_order.hpp>
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
@@ -35,29 +35,97 @@ concept direct_transport = transport<T> && requires(T& t, transfer const& step, 
   t.wait(ticket);
 };
 
+/// A transport that also takes messages in a device's memory: admit(call, wants_host) throws where it can't
+/// do this call there; wants_host: the call would need the host to touch the buffers.
+template <class T>
+concept device_transport = transport<T> && requires(T& t, call const& c) {
+  t.admit(c, true);
+};
+
 /// Memory that grows to what it is asked for and is kept: nothing is allocated once sizes repeat.
-inline void* room(buffer<>& memory, index_t bytes, memory_account account, site where) {
+template <memory_space Memory>
+void* room(buffer<Memory>& memory, index_t bytes, memory_account account, site where) {
   if (memory.bytes() < bytes) {
-    memory = buffer<>();
-    memory = buffer<>(bytes, account, where);
+    memory = buffer<Memory>();
+    memory = buffer<Memory>(bytes, account, where);
   }
   return memory.data();
 }
-
-/// Element at which slice `rank` of n elements over `ranks` begins.
-constexpr index_t slice_begin(index_t n, int ranks, int rank) noexcept {
-  auto const extra = n % ranks;
-  return n / ranks * rank + (rank < extra ? rank : extra);
-}
-
-/// Up to here an all_reduce in rank_order sends whole vectors to all, one message instead of two.
-inline constexpr index_t whole_vector_bytes = 2048;
 
 /// Native reductions cannot write into what they read: such an output is delivered at the end.
 inline bool needs_staging(call const& c) noexcept {
   auto const item = bytes_of(c.type);
   return c.what == collective::reduce_scatter && overlap(c.in, c.in_items * item, c.out, c.out_items * item);
 }
+
+/// All bits set: NaN in every floating-point type, -1 or the largest value in integers.
+inline constexpr int poison = 0xff;
+
+/// What the checked level does with lent memory, in the host's.
+struct host_store {
+  using memory = host_memory;
+
+  static void copy(void* to, void const* from, index_t bytes) noexcept { detail::copy(to, from, bytes); }
+  static void poison(void* to, index_t bytes) noexcept {
+    std::memset(to, detail::poison, static_cast<std::size_t>(bytes));
+  }
+  /// The first byte that is no longer poison, or -1.
+  static index_t first_written(void const* lent, index_t bytes) noexcept {
+    auto const* at = static_cast<unsigned char const*>(lent);
+    for (index_t i = 0; i < bytes; ++i)
+      if (at[i] != detail::poison) return i;
+    return -1;
+  }
+  static std::uint64_t digest(void const* data, index_t bytes) noexcept {
+    return digest_of(data, static_cast<std::size_t>(bytes));
+  }
+};
+
+/// At the checked level a request works on staged copies of its outputs; the caller's read as NaN until the
+/// request has ended, and inputs are watched for changes.
+struct loan {
+  void* out = nullptr;
+  void const* in = nullptr; // null: not watched
+  index_t out_bytes = 0, in_bytes = 0;
+  std::uint64_t digest = 0;
+
+  bool any() const noexcept { return out != nullptr || in != nullptr; }
+
+  /// `c` is changed to the copies, which are made in `staged`.
+  template <class Store>
+  void lend(Store store, call& c, buffer<typename Store::memory>& staged, memory_account account) {
+    auto const given = c.in == nullptr ? 0 : c.in_items * bytes_of(c.type);
+    auto const wanted = c.out == nullptr ? 0 : c.out_items * bytes_of(c.type);
+    bool const shared = overlap(c.in, given, c.out, wanted);
+    auto* copies = room(staged, wanted + (shared ? given : 0), account, c.where);
+    if (shared) {
+      store.copy(at(copies, wanted), c.in, given);
+      c.in = at(copies, wanted);
+    } else if (given > 0) {
+      in = c.in;
+      in_bytes = given;
+      digest = store.digest(in, given);
+    }
+    if (wanted > 0) {
+      out = c.out;
+      out_bytes = wanted;
+      c.out = copies;
+      store.poison(out, wanted);
+    }
+  }
+
+  /// Ends it: the outputs are delivered from `staged` if nobody touched what was lent.
+  template <class Store>
+  void give_back(Store store, signature const& sign, void const* staged, site where) const {
+    if (auto const written = store.first_written(out, out_bytes); written >= 0)
+      throw error("E-comm-014", where, "the output of ", text_of(sign), " was written to (byte ", written,
+                  ") before its request was waited for; it is lent until then");
+    if (in != nullptr && store.digest(in, in_bytes) != digest)
+      throw error("E-comm-015", where, "the input of ", text_of(sign),
+                  " changed before its request was waited for; it is lent until then");
+    if (out_bytes > 0) store.copy(out, staged, out_bytes);
+  }
+};
 
 /// A call under way.
 template <transport T>
@@ -73,7 +141,6 @@ struct operation {
   bool in_transit = false; // the ticket is in use
   bool settled = false;    // all steps are issued
   bool finished = false;
-  bool whole = false;    // rank_order by whole vectors
   bool delivers = false; // `staged` holds the output of a native reduction
   std::exception_ptr error;
   int unwinding = 0; // exceptions in flight when it was made
@@ -81,10 +148,7 @@ struct operation {
   buffer<> pieces; // what the ranks sent, to be combined
   buffer<> tables; // counts and what is compared
   buffer<> staged; // stands in for the caller's buffers at the checked level
-  void* lent_out = nullptr;
-  void const* lent_in = nullptr; // null: not watched
-  index_t lent_out_bytes = 0, lent_in_bytes = 0;
-  std::uint64_t lent_digest = 0;
+  loan lent;
 
   operation* next = nullptr;
 
@@ -93,64 +157,16 @@ struct operation {
     at = stage::data;
     steps = 0;
     blocking = is_blocking;
-    in_transit = settled = finished = whole = delivers = false;
+    in_transit = settled = finished = delivers = false;
     error = nullptr;
     unwinding = std::uncaught_exceptions();
-    forget_loans();
+    lent = {};
     next = nullptr;
-  }
-  void forget_loans() noexcept {
-    lent_out = nullptr;
-    lent_in = nullptr;
-    lent_out_bytes = lent_in_bytes = 0;
   }
   bool in_rank_order() const noexcept {
     return request.reduces() && (request.order == summation::rank_order || !T::reduces);
   }
 };
-
-/// All bits set: NaN in every floating-point type, -1 or the largest value in integers.
-inline constexpr int poison = 0xff;
-
-/// At the checked level a request works on staged copies of its outputs; the caller's read as NaN until the
-/// request has ended, and inputs are watched for changes.
-template <transport T>
-void lend(operation<T>& op, memory_account account) {
-  auto& c = op.request;
-  auto const in_bytes = c.in == nullptr ? 0 : c.in_items * bytes_of(c.type);
-  auto const out_bytes = c.out == nullptr ? 0 : c.out_items * bytes_of(c.type);
-  bool const shared = overlap(c.in, in_bytes, c.out, out_bytes);
-  auto* copies = room(op.staged, out_bytes + (shared ? in_bytes : 0), account, c.where);
-  if (shared) {
-    copy(at(copies, out_bytes), c.in, in_bytes);
-    c.in = at(copies, out_bytes);
-  } else if (in_bytes > 0) {
-    op.lent_in = c.in;
-    op.lent_in_bytes = in_bytes;
-    op.lent_digest = digest_of(c.in, static_cast<std::size_t>(in_bytes));
-  }
-  if (out_bytes > 0) {
-    op.lent_out = c.out;
-    op.lent_out_bytes = out_bytes;
-    c.out = copies;
-    std::memset(op.lent_out, poison, static_cast<std::size_t>(out_bytes));
-  }
-}
-
-/// Ends what `lend` began: the outputs are delivered if nobody touched what was lent.
-template <transport T>
-void give_back(operation<T>& op) {
-  auto const* lent = static_cast<unsigned char const*>(op.lent_out);
-  for (index_t i = 0; i < op.lent_out_bytes; ++i)
-    if (lent[i] != poison)
-      throw error("E-comm-014", op.request.where, "the output of ", text_of(op.sign),
-                  " was written to (byte ", i, ") before its request was waited for; it is lent until then");
-  if (op.lent_in != nullptr &&
-      digest_of(op.lent_in, static_cast<std::size_t>(op.lent_in_bytes)) != op.lent_digest)
-    throw error("E-comm-015", op.request.where, "the input of ", text_of(op.sign),
-                " changed before its request was waited for; it is lent until then");
-  if (op.lent_out_bytes > 0) copy(op.lent_out, op.staged.data(), op.lent_out_bytes);
-}
 
 /// The tables of an operation, in elements of index_t: what each rank gets of me and I of each; the caller's
 /// counts, copied; a flag of each rank; at the checked level all ranks' counts, and all ranks' signatures.

@@ -35,11 +35,13 @@ private:
 /// whether it has; both throw what it ended with, once; afterwards, and by default, it is empty and both
 /// return at once. Destroying an unfinished request waits for it; while an exception unwinds, which may be
 /// the reason why it can never finish, it is abandoned instead: nobody waits, and its communicator is lost.
-template <transport T>
+template <class Engine>
 class request {
+  using operation = typename Engine::op;
+
 public:
   request() = default;
-  request(engine<T>& owner, operation<T>& one) noexcept : owner_(&owner), one_(&one) {}
+  request(Engine& owner, operation& one) noexcept : owner_(&owner), one_(&one) {}
   request(request&& other) noexcept : owner_(other.owner_), one_(other.one_) { other.one_ = nullptr; }
   request& operator=(request&& other) noexcept {
     if (this != &other) {
@@ -62,31 +64,42 @@ public:
   bool test() {
     if (one_ == nullptr) return true;
     timed_scope timer(owner_->meter, one_->request.what);
-    if (!one_->finished) owner_->progress();
-    if (!one_->finished) return false;
+    if (!one_->finished && !owner_->advance(*one_)) return false;
     auto* const one = one_;
     one_ = nullptr;
     owner_->free(*one);
     return true;
   }
 
-private:
-  void dispose() noexcept {
+  /// Gives it up where it has not ended: nobody waits, and its communicator is lost.
+  void abandon() noexcept {
     if (one_ == nullptr) return;
-    if (!one_->finished && std::uncaught_exceptions() > one_->unwinding) {
+    if (one_->finished)
+      finish_quietly();
+    else
       owner_->abandon(*one_);
-    } else {
-      try {
-        wait();
-      } catch (...) { // a destructor can't say so; the next call on the communicator does
-        owner_->lose();
-      }
-    }
     one_ = nullptr;
   }
 
-  engine<T>* owner_ = nullptr;
-  operation<T>* one_ = nullptr;
+private:
+  void dispose() noexcept {
+    if (one_ == nullptr) return;
+    if (!one_->finished && std::uncaught_exceptions() > one_->unwinding)
+      owner_->abandon(*one_);
+    else
+      finish_quietly();
+    one_ = nullptr;
+  }
+  void finish_quietly() noexcept {
+    try {
+      wait();
+    } catch (...) { // a destructor can't say so; the next call on the communicator does
+      owner_->lose();
+    }
+  }
+
+  Engine* owner_ = nullptr;
+  operation* one_ = nullptr;
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail
