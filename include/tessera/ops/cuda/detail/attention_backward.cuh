@@ -85,6 +85,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_keys_tuning<Width>::threads, 2)
   using tile = attention_tile<T, Width>;
   constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
   constexpr int M = tuning::row_tiles, N = queries / 8;
+  using rows = typename tile::template rows_in_shared<M>;
   static_assert(2 * queries <= threads);
   auto const sizes = x.sizes;
   attention_place const place(sizes.key_heads, blocks_of(sizes.keys, keys));
@@ -137,7 +138,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_keys_tuning<Width>::threads, 2)
     if (own >= sizes.visible(query + queries - 1)) continue;
 
     float p[M][N][4] = {}, ds[M][N][4] = {};
-    tile::multiply_transposed(p, k_tile, row, q_tile);
+    tile::multiply_transposed(p, rows(k_tile, row), q_tile);
     auto const factor = sizes.scale * log2_of_e;
 #pragma unroll
     for (int i = 0; i < M * N * 4; ++i) {
@@ -153,7 +154,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_keys_tuning<Width>::threads, 2)
         if (key >= sizes.visible(query + 8 * n + 2 * (lane % 4) + c % 2)) p[m][n][c] = 0;
       }
     }
-    tile::multiply_transposed(ds, v_tile, row, d_out_tile);
+    tile::multiply_transposed(ds, rows(v_tile, row), d_out_tile);
 #pragma unroll
     for (int i = 0; i < M * N * 4; ++i) {
       auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
@@ -181,6 +182,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_queries_tuning<Width>::threads, 
   using tile = attention_tile<T, Width>;
   constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
   constexpr int M = tuning::row_tiles, N = keys / 8;
+  using rows = typename tile::template rows_in_shared<M>;
   auto const sizes = x.sizes;
   auto const blocks = blocks_of(sizes.queries, queries);
   attention_place const place(sizes.heads, blocks);
@@ -226,7 +228,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_queries_tuning<Width>::threads, 
     auto const at = key / keys % 2 * keys * Width;
 
     float p[M][N][4] = {}, ds[M][N][4] = {};
-    tile::multiply_transposed(p, q_tile, row, k_tiles + at);
+    tile::multiply_transposed(p, rows(q_tile, row), k_tiles + at);
     auto const factor = sizes.scale * log2_of_e;
 #pragma unroll
     for (int i = 0; i < M * N * 4; ++i) {
@@ -241,7 +243,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_queries_tuning<Width>::threads, 
         if (key + 8 * n + 2 * (lane % 4) + c % 2 >= sizes.visible(query)) p[m][n][c] = 0;
       }
     }
-    tile::multiply_transposed(ds, d_out_tile, row, v_tiles + at);
+    tile::multiply_transposed(ds, rows(d_out_tile, row), v_tiles + at);
 #pragma unroll
     for (int i = 0; i < M * N * 4; ++i) {
       auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;

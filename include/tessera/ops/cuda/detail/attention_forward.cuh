@@ -13,6 +13,7 @@ namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
 template <int Width>
 struct attention_forward_tuning {
   static constexpr int warps = 4, row_tiles = 2, keys = 64;
+  static constexpr bool keep_queries = Width == 64; ///< In registers, from the first product to the last.
   static constexpr int threads = 32 * warps, queries = 16 * row_tiles * warps;
   static constexpr int shared_bytes = (queries + 2 * keys) * Width * 2;
 };
@@ -116,6 +117,8 @@ TESSERA_KERNEL void __launch_bounds__(attention_forward_tuning<Width>::threads, 
   using tile = attention_tile<T, Width>;
   constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
   constexpr int M = tuning::row_tiles, N = keys / 8;
+  using rows = std::conditional_t<tuning::keep_queries, typename tile::template rows_in_registers<M>,
+                                  typename tile::template rows_in_shared<M>>;
   auto const sizes = x.sizes;
   auto const blocks = blocks_of(sizes.queries, queries);
   attention_place const place(sizes.heads, blocks);
@@ -138,13 +141,16 @@ TESSERA_KERNEL void __launch_bounds__(attention_forward_tuning<Width>::threads, 
   tile::template load<queries, threads>(q_tile, q, first, sizes.queries, sizes.width, x.aligned);
   tile::template load<keys, threads>(k_tile, k, 0, sizes.keys, sizes.width, x.aligned);
   exec::copy_async_commit();
+  exec::copy_async_wait<0>();
+  __syncthreads();
+  rows const q_rows(q_tile, row);
   for (int key = 0; key < end; key += keys) {
     float scores[M][N][4] = {};
     exec::copy_async_wait<0>();
     __syncthreads(); // the keys are there, and nobody reads values any more
     tile::template load<keys, threads>(v_tile, v, key, sizes.keys, sizes.width, x.aligned);
     exec::copy_async_commit();
-    if (key < warp_end) tile::multiply_transposed(scores, q_tile, row, k_tile);
+    if (key < warp_end) tile::multiply_transposed(scores, q_rows, k_tile);
 
     exec::copy_async_wait<0>();
     __syncthreads(); // the values are there, and nobody reads keys any more
@@ -170,8 +176,6 @@ TESSERA_KERNEL void __launch_bounds__(attention_forward_tuning<Width>::threads, 
     softmax.apply(scores, out, factor);
     tile::multiply(out, scores, v_tile);
   }
-  exec::copy_async_wait<0>(); // where there was no key, the queries are still on their way
-  __syncthreads();
 
   softmax.finish();
 #pragma unroll

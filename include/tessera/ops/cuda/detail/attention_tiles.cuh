@@ -100,27 +100,33 @@ struct attention_tile {
   static_assert(pieces % 4 == 0 && Width % 16 == 0);
 
   /// Where piece `piece` of row `row` begins. 128 bytes hold the 32 banks: rows of whole multiples of that
-  /// all begin at bank 0 and take eight different places; else rows begin at bank 0 and 16 in turn.
+  /// all begin at bank 0 and take eight different places; else rows begin at bank 0 and 16 in turn. Pieces
+  /// change places among `turn` neighbours only.
+  static constexpr int turn = pieces % 8 == 0 ? 8 : 4;
   static __device__ int at(int row, int piece) {
-    return row * Width + 8 * (piece ^ (pieces % 8 == 0 ? row & 7 : row >> 1 & 3));
+    return row * Width + 8 * (piece / turn * turn + ((piece ^ (turn == 8 ? row : row / 2)) & (turn - 1)));
   }
 
   /// Starts to copy rows first .. first + Rows - 1 of `from`, zeros beyond row `end` and column `width`.
   /// Called by all `Threads` threads of a block. Rows that are not aligned are there on return, others when
   /// copy_async_wait says so; in both cases for all threads after the next barrier.
   template <int Rows, int Threads>
-  static __device__ void load(T* tile, head_matrix<T const> from, int first, int end, int width,
+  static __device__ void load(T* tile, head_matrix<T const> const& from, int first, int end, int width,
                               bool aligned) {
-    static_assert(Rows * pieces % Threads == 0);
+    // `turn` threads side by side copy a row, and go down the rows together.
+    constexpr int step = Threads / turn;
+    static_assert(Rows % step == 0 && step % 8 == 0);
     auto const thread = static_cast<int>(threadIdx.x);
     if (aligned) {
+      auto const row = first + thread / turn, column = 8 * (thread % turn);
+      auto* to = tile + at(thread / turn, thread % turn);
+      auto const* source = from.row(row) + column;
 #pragma unroll
-      for (int step = 0; step < Rows * pieces / Threads; ++step) {
-        auto const i = step * Threads + thread;
-        auto const row = i / pieces, piece = i % pieces;
-        auto const inside = first + row < end && 8 * piece < width;
-        exec::copy_async16(tile + at(row, piece), inside ? from.row(first + row) + 8 * piece : from.data,
-                           inside);
+      for (int r = 0; r < Rows; r += step) {
+#pragma unroll
+        for (int c = 0; c < Width; c += 8 * turn)
+          exec::copy_async16(to + r * Width + c, source + c, row + r < end && column + c < width);
+        source += step * from.stride;
       }
     } else {
 #pragma unroll 1
@@ -131,18 +137,43 @@ struct attention_tile {
     }
   }
 
-  /// sums += left rightᵀ, of rows row .. row + 16 M - 1 of `left` and rows 0 .. 8 N - 1 of `right`.
-  template <int M, int N>
-  static __device__ void multiply_transposed(float (&sums)[M][N][4], T const* left, int row, T const* right) {
+  /// 16 M rows of a tile, from `row` on, as a left operand that is read anew for each product.
+  template <int M>
+  struct rows_in_shared {
+    T const* first;
+
+    __device__ rows_in_shared(T const* tile, int row) : first(tile + row * Width) {}
+    __device__ void read(std::uint32_t (&a)[M][4], int k) const {
+#pragma unroll
+      for (int m = 0; m < M; ++m) exec::load_matrix_x4(a[m], first + 16 * m * Width + shifted(square(), k));
+    }
+  };
+  /// The same, read once and kept: Width M / 4 registers.
+  template <int M>
+  struct rows_in_registers {
+    std::uint32_t all[Width / 16][M][4];
+
+    __device__ rows_in_registers(T const* tile, int row) {
+#pragma unroll
+      for (int k = 0; k < Width / 16; ++k) rows_in_shared<M>(tile, row).read(all[k], k);
+    }
+    __device__ void read(std::uint32_t (&a)[M][4], int k) const {
+#pragma unroll
+      for (int i = 0; i < 4 * M; ++i) a[i / 4][i % 4] = all[k][i / 4][i % 4];
+    }
+  };
+
+  /// sums += left rightᵀ, of rows 0 .. 8 N - 1 of `right`.
+  template <int M, int N, class Rows>
+  static __device__ void multiply_transposed(float (&sums)[M][N][4], Rows const& left, T const* right) {
 #pragma unroll
     for (int k = 0; k < Width / 16; ++k) {
       std::uint32_t a[M][4];
-#pragma unroll
-      for (int m = 0; m < M; ++m) load_square(a[m], left, row + 16 * m, k);
+      left.read(a, k);
 #pragma unroll
       for (int n = 0; n < N; n += 2) {
         std::uint32_t b[4];
-        load_columns(b, right, 8 * n, k);
+        exec::load_matrix_x4(b, right + 8 * n * Width + shifted(columns(), k));
 #pragma unroll
         for (int m = 0; m < M; ++m) {
           exec::mma_16x8x16<T>(sums[m][n], a[m], b[0], b[1]);
@@ -169,7 +200,7 @@ struct attention_tile {
 #pragma unroll
       for (int n = 0; n < Width / 16; ++n) {
         std::uint32_t b[4];
-        load_square_transposed(b, right, 16 * k, n);
+        exec::load_matrix_x4_transposed(b, right + 16 * k * Width + shifted(square(), n));
 #pragma unroll
         for (int m = 0; m < M; ++m) {
           exec::mma_16x8x16<T>(sums[m][2 * n], a[m], b[0], b[1]);
@@ -211,22 +242,23 @@ struct attention_tile {
   }
 
 private:
-  /// Rows row .. row + 15, columns 16 k .. 16 k + 15, as a left operand. The four 8 x 8 matrices are: upper
-  /// left, lower left, upper right, lower right; each lane names one row of one of them.
-  static __device__ void load_square(std::uint32_t (&a)[4], T const* tile, int row, int k) {
+  // Four 8 x 8 matrices are read at once, of which each lane names one row: of rows 0 .. 15 in pieces 0 and
+  // 1, from where `shifted` leads to pieces 2 k and 2 k + 1.
+
+  /// Upper left, lower left, upper right, lower right: a left operand as it is; transposed, a right operand
+  /// of 16 columns whose depth runs down the rows.
+  static __device__ int square() {
     auto const lane = static_cast<int>(threadIdx.x % 32);
-    exec::load_matrix_x4(a, tile + at(row + lane % 16, 2 * k + lane / 16));
+    return at(lane % 16, lane / 16);
   }
-  /// Rows row .. row + 15, read as 16 columns of a right operand, of depth 16 k .. 16 k + 15: b[0], b[1] for
-  /// the first eight columns, b[2], b[3] for the others.
-  static __device__ void load_columns(std::uint32_t (&b)[4], T const* tile, int row, int k) {
+  /// Upper left, upper right, lower left, lower right: a right operand of 16 columns, which are the rows.
+  static __device__ int columns() {
     auto const lane = static_cast<int>(threadIdx.x % 32);
-    exec::load_matrix_x4(b, tile + at(row + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+    return at(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   }
-  /// Rows row .. row + 15 as the depth of a right operand, of columns 16 n .. 16 n + 15.
-  static __device__ void load_square_transposed(std::uint32_t (&b)[4], T const* tile, int row, int n) {
-    auto const lane = static_cast<int>(threadIdx.x % 32);
-    exec::load_matrix_x4_transposed(b, tile + at(row + lane % 16, 2 * n + lane / 16));
+  /// Permuting the pieces is an exclusive or, and rows begin at multiples of `turn` pieces.
+  static __device__ int shifted(int offset, int k) {
+    return (offset ^ 16 * (k % (turn / 2))) + 8 * turn * (k / (turn / 2));
   }
 };
 
