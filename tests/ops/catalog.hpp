@@ -82,6 +82,7 @@ inline constexpr operation operations[] = {
     {"linear_cross_entropy", "linear_cross_entropy", {256, 50257, 768}, 2, products<3>},
     {"matmul", "matmul", {1024, 768, 768}, 1, product},
     {"matmul", "matmul_batched", {1024, 768, 768}, 1, product},
+    {"random_normal", "random_normal", wide, 1, each<120>},
     {"reduce", "sum", wide, 1, each<1>},
     {"reduce", "sum_of_squares", wide, 1, each<2>},
     {"reduce", "all_finite", wide, 1, each<1>},

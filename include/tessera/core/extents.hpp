@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include <tessera/core/error.hpp>
 
@@ -35,11 +36,10 @@ constexpr index_t element_count(std::array<index_t, Rank> const& sizes, site whe
 /// Narrows an integer, or throws size_error: the one place where 64-bit counts meet narrower interfaces.
 template <std::integral To, std::integral From>
 constexpr To narrow(From value, site where = site::here()) {
-  auto const narrowed = static_cast<To>(value);
-  if (static_cast<From>(narrowed) != value || ((narrowed < To{}) != (value < From{})))
+  if (!std::in_range<To>(value))
     throw size_error("E-core-003", where, "the value ", value, " does not fit a ", sizeof(To),
                      "-byte integer");
-  return narrowed;
+  return static_cast<To>(value);
 }
 
 /// "[2, 3, 5]", for messages.

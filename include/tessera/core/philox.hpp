@@ -49,7 +49,11 @@ public:
 
   /// 32 random bits for one element. Elements 4q .. 4q + 3 share one evaluation of `words(q)`.
   TESSERA_HOST_DEVICE constexpr std::uint32_t bits(std::uint64_t index) const noexcept {
-    return words(index / 4).word[index % 4];
+    // Chosen in two steps: an array with a computed index would not stay in a device's registers.
+    auto const four = words(index / 4);
+    auto const low = index % 2 == 0 ? four.word[0] : four.word[1];
+    auto const high = index % 2 == 0 ? four.word[2] : four.word[3];
+    return index % 4 < 2 ? low : high;
   }
 
   /// Uniform in [0, 1), a multiple of 2^-24.
@@ -61,15 +65,21 @@ public:
   }
 
   /// Standard normal by Box and Muller, in double and rounded: elements 2q and 2q + 1 share a pair of
-  /// uniforms.
+  /// uniforms. A device's double functions differ from the host's by a unit in the last place, so that a few
+  /// of the rounded numbers do.
   TESSERA_HOST_DEVICE float normal(std::uint64_t index) const noexcept {
     auto const w = words(index / 2);
     auto const low = (std::uint64_t{w.word[1]} << 32 | w.word[0]) >> 11;
     auto const high = (std::uint64_t{w.word[3]} << 32 | w.word[2]) >> 11;
     auto const radius =
         std::sqrt(-2.0 * std::log((static_cast<double>(low) + 1.0) * 0x1p-53)); // log of (0, 1]
-    auto const angle = 6.283185307179586476925 * (static_cast<double>(high) * 0x1p-53);
+    auto const turn = static_cast<double>(high) * 0x1p-53;
+#if defined(__CUDA_ARCH__)
+    return static_cast<float>(radius * (index % 2 == 0 ? cospi(2 * turn) : sinpi(2 * turn)));
+#else
+    auto const angle = 6.283185307179586476925 * turn;
     return static_cast<float>(radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+#endif
   }
 
 private:

@@ -1,6 +1,7 @@
 /// The element types of tensors: float, and the 16-bit storage types `bf16` and `fp16`. The 16-bit types
 /// store only: they convert to and from float (round to nearest, ties to even; NaN stays NaN; overflow gives
-/// infinity) and all arithmetic is done in float.
+/// infinity) and all arithmetic is done in float. A device converts by its own instructions: the same
+/// results, but for the payload of a NaN.
 #ifndef TESSERA_CORE_SCALAR_HPP
 #define TESSERA_CORE_SCALAR_HPP
 
@@ -8,6 +9,7 @@
 #include <concepts>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 #include <tessera/core/abi.hpp>
 
@@ -19,8 +21,12 @@ namespace detail {
 /// have no unsigned comparison.)
 [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr std::uint32_t select(bool condition, std::uint32_t yes,
                                                                           std::uint32_t no) noexcept {
+#if defined(__CUDA_ARCH__)
+  return condition ? yes : no;
+#else
   auto const mask = 0u - static_cast<std::uint32_t>(condition);
   return (yes & mask) | (no & ~mask);
+#endif
 }
 } // namespace detail
 
@@ -30,6 +36,12 @@ struct bf16 {
 
   bf16() = default;
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr explicit bf16(float value) noexcept {
+#if defined(__CUDA_ARCH__)
+    if (!std::is_constant_evaluated()) {
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+      return;
+    }
+#endif
     auto const word = std::bit_cast<std::uint32_t>(value);
     auto const rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
     auto const quiet_nan = (word >> 16) | 0x40u;
@@ -52,6 +64,12 @@ struct fp16 {
 
   fp16() = default;
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr explicit fp16(float value) noexcept {
+#if defined(__CUDA_ARCH__)
+    if (!std::is_constant_evaluated()) {
+      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+      return;
+    }
+#endif
     auto const word = std::bit_cast<std::uint32_t>(value);
     auto const magnitude = word & 0x7fffffffu;
     // Normal: the exponent is rebiased by 127 - 15, thirteen bits of the mantissa are rounded off.
@@ -67,6 +85,13 @@ struct fp16 {
     bits = static_cast<std::uint16_t>(result | ((word >> 16) & 0x8000u));
   }
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr operator float() const noexcept {
+#if defined(__CUDA_ARCH__)
+    if (!std::is_constant_evaluated()) {
+      float value;
+      asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+      return value;
+    }
+#endif
     auto const magnitude = static_cast<std::uint32_t>(bits) & 0x7fffu;
     auto const size = static_cast<std::int32_t>(magnitude);
     auto const subnormal = std::bit_cast<std::uint32_t>(static_cast<float>(size) * 0x1p-24f);

@@ -9,8 +9,6 @@
 #ifndef TESSERA_EXEC_PACK_CUH
 #define TESSERA_EXEC_PACK_CUH
 
-#include <bit>
-
 #include <tessera/core/extents.hpp>
 #include <tessera/core/scalar.hpp>
 #include <tessera/exec/device.cuh>
@@ -20,22 +18,7 @@ namespace tessera::inline TESSERA_ABI::exec {
 /// So many elements that one access moves 16 bytes of the narrowest of these types, and whole accesses the
 /// others.
 template <storage_scalar... T>
-inline constexpr int pack_size = 16 / static_cast<int>((std::min)({sizeof(T)...}));
-
-/// True where 16 divides the address.
-template <class T>
-TESSERA_HOST_DEVICE inline bool is_aligned16(T const* at) noexcept {
-  return reinterpret_cast<std::uintptr_t>(at) % 16 == 0;
-}
-
-namespace detail {
-/// The 16 bytes of one access, as elements.
-template <storage_scalar T>
-struct pack_words {
-  static constexpr int count = 16 / static_cast<int>(sizeof(T));
-  T element[count];
-};
-} // namespace detail
+inline constexpr int pack_size = ((sizeof(T) == 2) || ...) ? 8 : 4;
 
 /// values = the N elements from `from` on.
 template <int N, storage_scalar T>
@@ -43,13 +26,13 @@ __device__ __forceinline__ void load_pack(float (&values)[N], T const* from) {
   if constexpr (N == 1) {
     values[0] = *from;
   } else {
-    constexpr int step = detail::pack_words<T>::count;
+    constexpr int step = vector16<T>::count;
     static_assert(N % step == 0);
 #pragma unroll
     for (int i = 0; i < N; i += step) {
-      auto const words = std::bit_cast<detail::pack_words<T>>(load16(from + i));
+      auto const words = load16(from + i);
 #pragma unroll
-      for (int j = 0; j < step; ++j) values[i + j] = words.element[j];
+      for (int j = 0; j < step; ++j) values[i + j] = words[j];
     }
   }
 }
@@ -60,14 +43,14 @@ __device__ __forceinline__ void store_pack(T* to, float const (&values)[N]) {
   if constexpr (N == 1) {
     *to = T(values[0]);
   } else {
-    constexpr int step = detail::pack_words<T>::count;
+    constexpr int step = vector16<T>::count;
     static_assert(N % step == 0);
 #pragma unroll
     for (int i = 0; i < N; i += step) {
-      detail::pack_words<T> words;
+      vector16<T> words;
 #pragma unroll
-      for (int j = 0; j < step; ++j) words.element[j] = T(values[i + j]);
-      store16(to + i, std::bit_cast<vector16>(words));
+      for (int j = 0; j < step; ++j) words[j] = T(values[i + j]);
+      store16(to + i, words);
     }
   }
 }

@@ -1,0 +1,43 @@
+#include <tessera/ops/cuda/dropout.cuh>
+
+#include "ops/cuda/fixture.hpp"
+
+using namespace cuda_fixture;
+
+TEST_CASE_TEMPLATE("dropout drops and scales what the host does, to the bit, wherever arrays lie", T, float,
+                   bf16, fp16) {
+  exec::cuda ex;
+  exec::host host({.threads = 1});
+  for (auto [rows, width] : {fixture::shape{0, 8}, {3, 0}, {1, 1}, {2, 3}, {7, 129}, {33, 16}, {1, 1021}})
+    for (index_t first : {0, 1, 5}) // with an odd width, samples begin in the middle of four random words
+      for (auto probability : {0.0f, 0.1f, 1.0f})
+        for (auto how : lyings) {
+          CAPTURE(rows);
+          CAPTURE(width);
+          ops::dropout_options const options{
+              .probability = probability, .seed = 3, .step = 17, .layer = 2, .first_sample = first};
+          auto const x = reference::normal<T, 2>({rows, width}, 1),
+                     r = reference::normal<T, 2>({rows, width}, 2);
+          auto const flat = [&, rows = rows, width = width](tensor<T, 2> const& values) {
+            tensor<T, 1> all({rows * width});
+            for (index_t i = 0; i < all.size(); ++i) all(i) = values.data()[i];
+            return all;
+          };
+          device_rows<T> in(ex, flat(x), how, 0), residual(ex, flat(r), how, 1),
+              out(ex, how, 2, 1, rows * width), sum(ex, how, 3, 1, rows * width);
+          auto const shaped = [rows = rows, width = width](device_rows<T> const& array) {
+            return array.flat().template reshape<2>({rows, width});
+          };
+          ops::dropout(ex, shaped(out), shaped(in), options);
+          ops::dropout_add(ex, shaped(sum), shaped(residual), shaped(in), options);
+          tensor<T, 2> host_out({rows, width}), host_sum({rows, width});
+          ops::dropout(host, host_out.view(), x, options);
+          ops::dropout_add(host, host_sum.view(), r, x, options);
+          CHECK(bits(out.read(ex)) == bits(host_out));
+          // Here the multiplication and the addition may be fused into one rounding.
+          CHECK(reference::max_relative_error(sum.read(ex), reference::doubles(host_sum.span())) <
+                reference::tolerance<T>());
+          ops::dropout(ex, shaped(in), shaped(in), options);
+          CHECK(bits(in.read(ex)) == bits(out.read(ex)));
+        }
+}
