@@ -10,6 +10,9 @@
 //           print(tokenizer^-1(token))
 //
 //   ./generate --run first --prompt "In the beginning" --tokens 300 --temperature 0.8 --top-p 0.95
+//
+// --device cuda computes on a GPU, in builds with TESSERA_WITH_CUDA; it does not matter where the model was
+// trained.
 #include <cstdio>
 
 #include <tessera/comm/self.hpp>
@@ -19,13 +22,16 @@
 #include <tessera/train/generate.hpp>
 #include <tessera/train/model_settings.hpp>
 #include <tessera/train/text_tokenizer.hpp>
+#if defined(TESSERA_WITH_CUDA)
+#include <tessera/cuda.cuh>
+#endif
 
 using namespace tessera;
 
 namespace {
 
 struct choices {
-  std::string run = "run", prompt = "In the beginning";
+  std::string run = "run", prompt = "In the beginning", device = "host";
   index_t tokens = 300, seed = 1;
   int threads = 0;
   train::sampling how{.temperature = 0.8, .top_k = 0, .top_p = 0.95};
@@ -48,16 +54,18 @@ void add_options(CLI::App& app, choices& c) {
       ->capture_default_str();
   app.add_option("--seed", c.seed, "Of the choices: the same seed gives the same text.")
       ->capture_default_str();
-  app.add_option("--threads", c.threads, "0: all cores.")->capture_default_str();
+  app.add_option("--device", c.device, "'host', or 'cuda' for an NVIDIA GPU.")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"host", "cuda"}));
+  app.add_option("--threads", c.threads, "Of the host; 0: all cores.")->capture_default_str();
 }
 
-template <storage_scalar T>
-void write_text(choices const& c, std::string const& checkpoint, train::run_state const& state) {
-  exec::host ex({.threads = c.threads});
+template <storage_scalar T, exec::space Ex>
+void write_text(Ex& ex, choices const& c, std::string const& checkpoint, train::run_state const& state) {
   auto const config = train::model_config(state.chosen, state.vocabulary);
-  auto units = nn::make_transformer<exec::host, T, float>(config);
-  nn::parameter_store<exec::host, T, float> store(units, {.gradients = false});
-  train::load_weights(checkpoint, store);
+  auto units = nn::make_transformer<Ex, T, float>(config);
+  nn::parameter_store<Ex, T, float> store(units, {.gradients = false});
+  train::load_weights(ex, checkpoint, store);
 
   auto const learnt = state.chosen.tokenizer == "sentencepiece";
   train::text_tokenizer const tokenizer(
@@ -70,10 +78,39 @@ void write_text(choices const& c, std::string const& checkpoint, train::run_stat
   };
   auto const prompt = tokenizer.encode(c.prompt);
   for (auto token : prompt) print(token);
-  nn::decoder<exec::host, T, float> decoder(units, store, config);
+  nn::decoder<Ex, T, float> decoder(units, store, config);
   (void)train::generate(ex, decoder, prompt, c.tokens, c.how, philox(static_cast<std::uint64_t>(c.seed)),
                         print);
   std::printf("\n");
+}
+
+template <exec::space Ex>
+void write_text(Ex& ex, choices const& c) {
+  auto const checkpoint = train::readable_checkpoint(c.run);
+  comm::self alone;
+  auto const state = train::read_state(alone, checkpoint);
+  std::fprintf(stderr, "%s: %s, step %lld\n", checkpoint.c_str(), state.chosen.family.c_str(),
+               static_cast<long long>(state.step));
+  if (state.chosen.storage == "bf16")
+    write_text<bf16>(ex, c, checkpoint, state);
+  else
+    write_text<float>(ex, c, checkpoint, state);
+}
+
+void write_text(choices const& c) {
+  if (c.device == "host") {
+    exec::host ex({.threads = c.threads});
+    write_text(ex, c);
+  } else {
+#if defined(TESSERA_WITH_CUDA)
+    exec::cuda ex; // says so if the machine has no GPU
+    write_text(ex, c);
+#else
+    throw config_error("E-train-007", site::here(), "device is ", c.device, ", and this program was built ",
+                       "without CUDA; build it with -DTESSERA_WITH_CUDA=ON, which needs nvcc, or choose ",
+                       "--device host");
+#endif
+  }
 }
 
 } // namespace
@@ -84,15 +121,7 @@ int main(int argc, char** argv) {
   add_options(app, c);
   CLI11_PARSE(app, argc, argv);
   try {
-    auto const checkpoint = train::readable_checkpoint(c.run);
-    comm::self alone;
-    auto const state = train::read_state(alone, checkpoint);
-    std::fprintf(stderr, "%s: %s, step %lld\n", checkpoint.c_str(), state.chosen.family.c_str(),
-                 static_cast<long long>(state.step));
-    if (state.chosen.storage == "bf16")
-      write_text<bf16>(c, checkpoint, state);
-    else
-      write_text<float>(c, checkpoint, state);
+    write_text(c);
   } catch (std::exception const& fault) {
     std::fprintf(stderr, "generate: %s\n", fault.what());
     return 1;

@@ -16,8 +16,10 @@
 //   ./train_gpt --data text.txt                      one rank, all cores
 //   ./train_gpt --data text.txt --ranks 2            two ranks, which are threads of this process
 //   mpiexec -n 2 ./train_gpt --data text.txt         two ranks, which are MPI processes
+//   ./train_gpt --data text.txt --device cuda        on a GPU; with two ranks of either kind on two GPUs
 //
-// All three train the same model, to rounding; the last two to the last bit.
+// All of them train the same model, to rounding; the second and third to the last bit. With TESSERA_WITH_NCCL
+// this same file is compiled by nvcc; without it there is no --device cuda, and no other difference.
 #include <cstdio>
 #include <thread>
 
@@ -28,6 +30,11 @@
 #include <tessera/exec/host.hpp>
 #include <tessera/train/command_line.hpp>
 #include <tessera/train/report.hpp>
+#if defined(TESSERA_WITH_NCCL)
+#include <tessera/comm/cuda/nccl.cuh>
+#include <tessera/comm/nccl.hpp>
+#include <tessera/cuda.cuh>
+#endif
 
 using namespace tessera;
 
@@ -44,6 +51,8 @@ train::command_line_text const help{
         "    mpiexec -n 2 train_gpt --config settings.json --data book.txt --tokenizer sentencepiece\n"
         "  A Llama with grouped key/value heads, in fp32:\n"
         "    train_gpt --data book.txt --family llama --heads 8 --key-value-heads 2 --storage fp32\n"
+        "  On a GPU:\n"
+        "    train_gpt --data book.txt --device cuda --layers 12 --width 768 --heads 12\n"
         "  Go on from the latest checkpoint with another learning rate, on purpose:\n"
         "    train_gpt --data book.txt --run first --learning-rate 5e-4 --allow-difference learning_rate\n"};
 
@@ -57,20 +66,38 @@ int threads_of_a_rank(train::settings const& s, int ranks) {
   return std::max(1, narrow<int>(std::thread::hardware_concurrency()) / ranks);
 }
 
-template <storage_scalar T, comm::communicator Comm>
-void train_in(Comm& comm, train::settings const& s, char const* kind) {
-  exec::host ex({.threads = threads_of_a_rank(s, comm.size())});
-  train::trainer<Comm, exec::host, T> trainer(comm, ex, s, {.out = stderr, .terminal = isatty(2) == 1});
+template <storage_scalar T, comm::communicator Comm, exec::space Ex>
+void train_as(Comm& comm, Ex& ex, train::settings const& s, char const* kind) {
+  train::trainer<Comm, Ex, T> trainer(comm, ex, s, {.out = stderr, .terminal = isatty(2) == 1});
   trainer.run();
   train::report(trainer, stdout, kind);
 }
 
+template <comm::communicator Comm, exec::space Ex>
+void train_in(Comm& comm, Ex& ex, train::settings const& s, char const* kind) {
+  if (s.storage == "bf16")
+    train_as<bf16>(comm, ex, s, kind);
+  else
+    train_as<float>(comm, ex, s, kind);
+}
+
 template <comm::communicator Comm>
 void train_on(Comm& comm, train::settings const& s, char const* kind) {
-  if (s.storage == "bf16")
-    train_in<bf16>(comm, s, kind);
-  else
-    train_in<float>(comm, s, kind);
+  if (s.device == "host") {
+    exec::host ex({.threads = threads_of_a_rank(s, comm.size())});
+    train_in(comm, ex, s, kind);
+  } else {
+#if defined(TESSERA_WITH_NCCL)
+    exec::cuda ex({.device = comm.rank() % std::max(1, exec::cuda_devices())}); // says so if there is none
+    comm::nccl linked(comm, ex, {.stall_limit = comm.size() > 1 ? stall_limit : 0});
+    train_in(linked, ex, s, "nccl");
+#else
+    throw config_error(
+        "E-train-007", site::here(), "device is ", s.device, ", and this program was built ",
+        "without CUDA and NCCL; build it with -DTESSERA_WITH_CUDA=ON -DTESSERA_WITH_NCCL=ON, or ",
+        "choose --device host");
+#endif
+  }
 }
 
 int run(comm::mpi& world, int argc, char** argv) {

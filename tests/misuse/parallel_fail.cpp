@@ -1,5 +1,5 @@
-// A communicator whose messages stand in other memory than the space works in, and blocks of other memory than
-// the space's, are refused by the concept's name.
+// A communicator whose messages stand in other memory than the space works in, and blocks of other memory
+// than the space's, are refused by the concept's name.
 #include <tessera/comm/self.hpp>
 #include <tessera/exec/host.hpp>
 #include <tessera/parallel/data_parallel.hpp>
@@ -28,6 +28,7 @@ int main() {
   sizeof(wrong);
 #elif MISUSE == 2
   parallel::flat_model<float, float, far_memory> elsewhere;
-  replicas<exec::host> wrong(alone, ex, elsewhere, {}); // expect-error: flat_model<float, float, far_memory>|no matching
+  replicas<exec::host> wrong(alone, ex, elsewhere,
+                             {}); // expect-error: flat_model<float, float, far_memory>|no matching
 #endif
 }

@@ -43,18 +43,18 @@ TEST_CASE("any stretch of a block starts with the same bits as the whole, by nam
   exec::host ex({.threads = 1});
   auto const& map = units[1]->parameters();
   std::vector<bf16> whole(static_cast<std::size_t>(map.block_size()));
-  nn::initialise<exec::host, bf16>(ex, map, {0, map.block_size()}, whole, 9);
+  nn::initialise(ex, map, {0, map.block_size()}, std::span(whole), 9);
   for (int ranks : {1, 2, 3, 7})
     for (int rank = 0; rank < ranks; ++rank) {
       auto const part = layout::ownership{rank, ranks}.of(map.block_size());
       std::vector<bf16> shard(static_cast<std::size_t>(part.size()));
-      nn::initialise<exec::host, bf16>(ex, map, part, shard, 9);
+      nn::initialise(ex, map, part, std::span(shard), 9);
       for (std::size_t i = 0; i < shard.size(); ++i)
         REQUIRE(shard[i].bits == whole[static_cast<std::size_t>(part.begin) + i].bits);
     }
 
   std::vector<bf16> other(whole.size());
-  nn::initialise<exec::host, bf16>(ex, map, {0, map.block_size()}, other, 10);
+  nn::initialise(ex, map, {0, map.block_size()}, std::span(other), 10);
   CHECK(fixture::distance(whole, other) > 0.1);
 }
 
@@ -63,7 +63,7 @@ TEST_CASE("a stretch of another size than its memory is refused") {
   exec::host ex({.threads = 1});
   std::vector<float> memory(5);
   try {
-    nn::initialise<exec::host, float>(ex, units[1]->parameters(), {0, 6}, memory, 9);
+    nn::initialise(ex, units[1]->parameters(), {0, 6}, std::span(memory), 9);
     FAIL("accepted");
   } catch (size_error const& e) {
     CHECK(std::string(e.id()) == "E-nn-016");

@@ -86,6 +86,24 @@ TEST_CASE("micro-batches, however they are cut and padded, add up to the gradien
   }
 }
 
+TEST_CASE("forward and backward in three steps are those in one, and add up until the loss is cleared") {
+  ex_t ex({.threads = 1});
+  for (auto const& config : configs()) {
+    fixture::batch const batch(2, 5, config.vocabulary_size);
+    auto m = make(ex, config, {2, 5});
+    auto const whole = m.forward_backward(ex, batch.token_view(), batch.target_view());
+    auto const expected = copy_of(m.store().gradients());
+    m.clear_loss(ex);
+    for (int times : {1, 2}) {
+      m.start_forward_backward(ex, batch.token_view(), batch.target_view(), {}, [](std::size_t) {});
+      auto const loss = m.read_loss(ex);
+      CHECK(loss.sum == times * whole.sum);
+      CHECK(loss.count == times * whole.count);
+      CHECK(copy_of(m.store().gradients()) == expected);
+    }
+  }
+}
+
 TEST_CASE("gradients are ready from the last unit to the first, and final when they are") {
   ex_t ex({.threads = 1});
   for (auto const& config : configs()) {

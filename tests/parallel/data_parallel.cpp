@@ -79,7 +79,7 @@ std::vector<std::vector<T>> train(layout_case const& which, typename Optimizer::
       nn::loss_sum loss;
       // In step 1 the last rank has no sample at all.
       auto const active = step == 1 && ranks > 1 ? ranks - 1 : ranks;
-      if (comm.rank() >= active) replicas.nothing_to_add();
+      if (comm.rank() >= active) replicas.nothing_to_add(ex);
       for (index_t s = comm.rank(); comm.rank() < active && s < samples; s += active) {
         loss += {static_cast<double>(s), 3};
         mine.backward(step, s, s >= active, [&](std::size_t u) {
@@ -192,7 +192,7 @@ TEST_CASE("A step in which no rank predicted anything changes nothing") {
     replica<float, float> mine;
     auto const before = mine.weights;
     data_parallel<comm::threads, host, float, float> replicas(comm, ex, mine.flat(), {});
-    replicas.nothing_to_add();
+    replicas.nothing_to_add(ex);
     auto const done = replicas.update(ex, {}, {.step = 1, .learning_rate = 0.1});
     applied[static_cast<std::size_t>(comm.rank())] =
         done.applied || done.gradient_norm != 0 || !same_bits(before, mine.weights);

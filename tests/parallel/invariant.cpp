@@ -44,7 +44,7 @@ std::vector<run> train(nn::transformer_config const& config, index_t samples, wa
       batch const all(samples, length, config.vocabulary_size, static_cast<std::uint64_t>(100 + step));
       auto const part = layout::shard_of(samples, comm.size(), comm.rank());
       nn::loss_sum loss;
-      if (part.empty()) replicas.nothing_to_add();
+      if (part.empty()) replicas.nothing_to_add(ex);
       for (auto first = part.begin; first < part.end; first += how.micro_batch) {
         auto const last = std::min(first + how.micro_batch, part.end);
         nn::pass const pass{.seed = 9,

@@ -4,6 +4,7 @@
 """Whatever is wrong with what the trainer is given: it ends with a message that says so, with an exit status that is
 not zero, without hanging, on one process and on two, and without harming the checkpoints that are there."""
 import json
+import os
 import pathlib
 import shutil
 import struct
@@ -13,6 +14,7 @@ import tempfile
 
 program = pathlib.Path(sys.argv[1]).resolve() / "examples" / "train_gpt"
 scratch = pathlib.Path(tempfile.mkdtemp(prefix="tessera-bad-"))
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 failures = []
 
 SMALL = dict(steps=6, warm_up_steps=2, width=16, heads=2, layers=1, sequence_length=16, batch=4, micro_batch=2,
@@ -96,6 +98,8 @@ for manner in MANNERS:
         ("a wrong type in the config", {"config": scratch / "wrong.json"}, ["layers", "four"]),
         ("a config that is cut", {"config": scratch / "broken.json"}, ["E-io-011", "broken.json"]),
         ("a config that is not there", {"config": scratch / "nowhere.json"}, ["nowhere.json"]),
+        ("a device that the program or the machine is without", {"device": "cuda", "threads": 0}, ["CUDA", "host"]),
+        ("a device that does not exist", {"device": "abacus"}, ["E-train-002", "host|cuda"]),
         ("a run's folder that is a file", {"run": text}, ["text.txt"]),
     ]:
         expect(f"{what}, {manner}", run(manner, {**base, **changes}), *words)
@@ -169,6 +173,9 @@ done = launch(["mpiexec", "-n", "1", program, *arguments({**SMALL, "data": text,
 expect("ranks that disagree", done, "E-train-041", "layers 2", "rank 0: layers 1")
 expect("thread ranks under mpiexec", launch(["mpiexec", "-n", "2", program, "--ranks", "2",
                                              *arguments({**SMALL, "data": text, "run": scratch / "x"})]), "E-train-007", "mpiexec")
+
+expect("generating without a device", launch([program.parent / "generate", "--run", lost, "--device", "cuda"]),
+       "generate: ", "CUDA", "host")
 
 help_text = launch([program, "--help"])
 if help_text.returncode != 0 or "--learning-rate" not in help_text.stdout or "Examples" not in help_text.stdout:

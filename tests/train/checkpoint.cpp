@@ -121,7 +121,7 @@ TEST_CASE_TEMPLATE(
           if (all.rank() == 0) {
             run.update(step);
           } else {
-            run.replicas.nothing_to_add();
+            run.replicas.nothing_to_add(run.ex);
             (void)run.replicas.update(run.ex, {0, 0}, {.step = step, .learning_rate = 0.01});
           }
         }
@@ -158,7 +158,7 @@ TEST_CASE_TEMPLATE("any number of ranks goes on from a checkpoint with the bits 
         CHECK(train::read_state(all, path).step == 2);
         train::load_checkpoint(all, run.ex, path, run.store, run.replicas);
         if (all.rank() > 0) { // as above: one rank's gradients
-          run.replicas.nothing_to_add();
+          run.replicas.nothing_to_add(run.ex);
           (void)run.replicas.update(run.ex, {0, 0}, {.step = 3, .learning_rate = 0.01});
         } else
           remember(run, all);

@@ -108,6 +108,7 @@ TEST_CASE("settings that do not fit each other are errors that say how to fix th
       {{"family", "dropout"}, {"llama", "0.1"}, "E-train-007", "gpt2"},
       {{"vocabulary"}, {"1000"}, "E-train-007", "sentencepiece"},
       {{"tokenizer"}, {"tokens"}, "E-train-007", "set vocabulary"},
+      {{"device", "threads"}, {"cuda", "2"}, "E-train-007", "device host"},
       {{"steps"}, {"10"}, "E-train-008", "warm_up_steps"},
       {{"decay_steps"}, {"10"}, "E-train-007", "warm_up_stable_decay"},
       {{"schedule", "decay_steps"}, {"warm_up_stable_decay", "990"}, "E-train-008", "decay_steps"},

@@ -63,6 +63,10 @@ public:
   int threads() const noexcept {
     return threads_;
   }
+  /// What computes, in words.
+  std::string description() const {
+    return text_of(threads_, threads_ == 1 ? " thread, " : " threads, ", Product::name, " products");
+  }
 
   /// Host operations have finished when they return.
   void synchronize() noexcept {}

@@ -19,9 +19,11 @@ namespace tessera::inline TESSERA_ABI::nn {
 
 /// A feed-forward part. Semantics: `forward` fills `out` and the pieces that `backward` reads.
 template <class F, class Ex, class T, class G>
-concept feed_forward_layer = requires(F const& layer, Ex& ex, std::span<T const> weights,
-                                      std::span<G> gradients, view<T, 2, typename Ex::memory> x,
-                                      arena<typename Ex::memory>& memory, typename F::pieces const& kept) {
+concept feed_forward_layer = requires(F const& layer, Ex& ex,
+                                      memory_span<T const, typename Ex::memory> weights,
+                                      memory_span<G, typename Ex::memory> gradients,
+                                      view<T, 2, typename Ex::memory> x, arena<typename Ex::memory>& memory,
+                                      typename F::pieces const& kept) {
   { layer.take(memory, index_t{}) } -> std::same_as<typename F::pieces>;
   { layer.scratch_bytes(index_t{}) } -> std::same_as<index_t>;
   layer.forward(ex, weights, x, x, kept);
@@ -63,14 +65,16 @@ public:
     return arena<memory>::template bytes_for<T>(tokens * up_.rows);
   }
 
-  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, pieces const& kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+               pieces const& kept) const {
     ops::linear(ex, kept.activated, in, up_.matrix<memory>(weights), up_bias_.vector<memory>(weights),
                 {.activation = ops::activation::gelu_tanh, .pre_activation = kept.before});
     ops::linear(ex, out, kept.activated, down_.matrix<memory>(weights), down_bias_.vector<memory>(weights));
   }
 
-  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
-                matrix_in in, pieces const& kept, arena<memory>& activations, bool accumulate) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
+                matrix_in d_out, matrix_in in, pieces const& kept, arena<memory>& activations,
+                bool accumulate) const {
     using linear_gradients = ops::linear_gradients<T, G, memory>;
     arena_scope const scope(activations);
     auto const d_inner = activations.template take<T, 2>({in.extent(0), up_.rows});
@@ -126,14 +130,16 @@ public:
     return detail::planned_bytes<memory>([&](auto& plan) { take(plan, tokens); });
   }
 
-  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, pieces const& kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+               pieces const& kept) const {
     ops::linear(ex, kept.gate_up, in, gate_up_.matrix<memory>(weights), {});
     ops::swiglu(ex, kept.activated, kept.gate_up);
     ops::linear(ex, out, kept.activated, down_.matrix<memory>(weights), {});
   }
 
-  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
-                matrix_in in, pieces const& kept, arena<memory>& activations, bool accumulate) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
+                matrix_in d_out, matrix_in in, pieces const& kept, arena<memory>& activations,
+                bool accumulate) const {
     using linear_gradients = ops::linear_gradients<T, G, memory>;
     arena_scope const scope(activations);
     auto const d = take(activations, in.extent(0)); // the gradients of the pieces, of the same sizes

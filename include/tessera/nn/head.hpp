@@ -53,7 +53,7 @@ public:
   }
   index_t scratch_bytes(batch_shape shape) const override {
     return arena<memory>::template bytes_for<T>(shape.tokens() * config_.width) +
-           ops::linear_cross_entropy_scratch_bytes<T>(shape.tokens(), config_.vocabulary_size);
+           ops::linear_cross_entropy_scratch_bytes<T, memory>(shape.tokens(), config_.vocabulary_size);
   }
 
   void forward(Ex& ex, blocks const& lent, stream<Ex, T>& s, arena<memory>& activations,
@@ -100,7 +100,7 @@ private:
   loss_sum loss_of(Ex& ex, blocks const& lent, matrix normed, view<T const, 2, memory> vocabulary,
                    matrix d_normed, stream<Ex, T> const& s, arena<memory>& activations, pass const& p) const {
     ops::linear_cross_entropy_gradients<T, G, memory> gradients;
-    ops::linear_cross_entropy_options options;
+    ops::linear_cross_entropy_options<memory> options;
     if (p.training) {
       gradients = {d_normed, vocabulary_.matrix<memory>(tied() ? lent.tied_gradients : lent.gradients)};
       options = {.label_smoothing = config_.label_smoothing,
@@ -108,6 +108,7 @@ private:
                  .gradient_scale = p.gradient_scale,
                  .accumulate = p.accumulate};
     }
+    options.totals = s.totals;
     auto const loss = ops::linear_cross_entropy(ex, gradients, normed, vocabulary, detail::flat(s.targets),
                                                 options, activations);
     return {loss.sum, loss.count};

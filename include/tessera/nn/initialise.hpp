@@ -6,37 +6,37 @@
 #ifndef TESSERA_NN_INITIALISE_HPP
 #define TESSERA_NN_INITIALISE_HPP
 
-#include <tessera/core/philox.hpp>
 #include <tessera/layout/ownership.hpp>
 #include <tessera/nn/parameter_store.hpp>
+#include <tessera/ops/random_normal.hpp>
+#include <tessera/ops/scale.hpp>
 
 namespace tessera::inline TESSERA_ABI::nn {
 
 /// Fills `out`, which holds the elements `part` of a unit's block; gaps between parameters become zero.
 /// Throws size_error where `out` has not the size of `part`.
-template <exec::host_space Ex, storage_scalar T>
-void initialise(Ex& ex, layout::parameter_map const& map, layout::range part, std::span<T> out,
-                std::uint64_t seed, site where = site::here()) {
+template <exec::space Ex, span_in<typename Ex::memory> Out>
+void initialise(Ex& ex, layout::parameter_map const& map, layout::range part, Out out, std::uint64_t seed,
+                site where = site::here()) {
   if (static_cast<index_t>(out.size()) != part.size())
     throw size_error("E-nn-016", where, "initialise: ", out.size(), " elements for a stretch of ",
                      part.size());
-  for (auto& value : out) value = T(0.0f);
+  using stretch = view<typename Out::element_type, 1, typename Ex::memory>;
+  ops::fill(ex, stretch(out.data(), {part.size()}), 0);
   for (auto const& piece : layout::segments_of(map, part)) {
-    auto const random = philox(seed, layout::stream_of(piece.whole->name));
     auto const start = piece.whole->start;
-    auto* const to = out.data() + (piece.in_block.begin - part.begin);
-    ex.parallel_for(piece.in_block.size(), 1024, [&](index_t begin, index_t end) {
-      for (auto i = begin; i < end; ++i)
-        to[i] = T(start.deviation == 0
-                      ? start.mean
-                      : start.mean + start.deviation *
-                                         random.normal(static_cast<std::uint64_t>(piece.first_element + i)));
-    });
+    ops::random_normal(ex, stretch(out.data() + (piece.in_block.begin - part.begin), {piece.in_block.size()}),
+                       {.mean = start.mean,
+                        .deviation = start.deviation,
+                        .seed = seed,
+                        .stream = layout::stream_of(piece.whole->name),
+                        .first = piece.first_element},
+                       where);
   }
 }
 
 /// Fills all weights of a store.
-template <exec::host_space Ex, storage_scalar T, storage_scalar G>
+template <exec::space Ex, storage_scalar T, storage_scalar G>
 void initialise(Ex& ex, parameter_store<Ex, T, G>& store, std::uint64_t seed) {
   for (std::size_t i = 0; i < store.units(); ++i)
     initialise(ex, store.parameters(i), {0, store.unit_range(i).size()}, store.weights(i), seed);

@@ -9,6 +9,7 @@
 #ifndef TESSERA_NN_MODEL_HPP
 #define TESSERA_NN_MODEL_HPP
 
+#include <tessera/exec/copy.hpp>
 #include <tessera/nn/initialise.hpp>
 #include <tessera/nn/make_transformer.hpp>
 
@@ -31,7 +32,7 @@ public:
                  site where = site::here())
       : config_(config), training_(options.training), units_(make_transformer<Ex, T, G>(config, where)),
         store_(units_, {.meter = options.meter, .gradients = options.training}, where),
-        starts_(units_.size()) {
+        starts_(units_.size()), totals_({2}, {options.meter, memory_kind::other}, where) {
     check_shape(largest, where);
     activations_ =
         arena<memory>(planned_bytes(largest, training_), {options.meter, memory_kind::activations}, where);
@@ -63,6 +64,24 @@ public:
   template <std::invocable<std::size_t> Ready>
   loss_sum forward_backward(Ex& ex, token_view tokens, token_view targets, pass p, Ready&& ready,
                             site where = site::here()) {
+    clear_loss(ex);
+    start_forward_backward(ex, tokens, targets, p, ready, where);
+    return read_loss(ex);
+  }
+  loss_sum forward_backward(Ex& ex, token_view tokens, token_view targets, pass p = {},
+                            site where = site::here()) {
+    return forward_backward(
+        ex, tokens, targets, p, [](std::size_t) {}, where);
+  }
+
+  /// The same in three steps, where the space works on while the host goes on, or where the second one is
+  /// captured in a graph: `start_forward_backward` adds to the loss without waiting for it.
+  void clear_loss(Ex& ex) {
+    zero(ex, totals_.span()); // of exec/copy.hpp, or of the space's own header
+  }
+  template <std::invocable<std::size_t> Ready>
+  void start_forward_backward(Ex& ex, token_view tokens, token_view targets, pass p, Ready&& ready,
+                              site where = site::here()) {
     if (!training_)
       throw config_error("E-nn-017", where, "forward_backward of a model made with .training = false");
     p.training = true;
@@ -78,21 +97,22 @@ public:
       activations_.release(starts_[i]);
       ready(i);
     }
-    return s.loss;
   }
-  loss_sum forward_backward(Ex& ex, token_view tokens, token_view targets, pass p = {},
-                            site where = site::here()) {
-    return forward_backward(
-        ex, tokens, targets, p, [](std::size_t) {}, where);
+  /// Waits for it. Throws what the space found out only now, such as a token outside the vocabulary.
+  loss_sum read_loss(Ex& ex) {
+    double totals[2];
+    copy(ex, std::span<double>(totals), totals_.span());
+    return {totals[0], totals[1]};
   }
 
   /// The summed loss of one micro-batch in nats, without dropout, smoothing or z-loss.
   loss_sum evaluate(Ex& ex, token_view tokens, token_view targets, site where = site::here()) {
     arena_scope const scope(activations_);
+    clear_loss(ex);
     auto s = begin(tokens, targets, false, where);
     for (std::size_t i = 0; i < units_.size(); ++i)
       units_[i]->forward(ex, store_.lend(i), s, activations_, {.training = false});
-    return s.loss;
+    return read_loss(ex);
   }
 
 private:
@@ -103,8 +123,8 @@ private:
                        config_.sequence_length, " tokens (transformer_config::sequence_length)");
   }
 
-  stream<Ex, T> begin(token_view tokens, token_view targets, bool training, site where) const {
-    stream<Ex, T> s{.tokens = tokens, .targets = targets};
+  stream<Ex, T> begin(token_view tokens, token_view targets, bool training, site where) {
+    stream<Ex, T> s{.tokens = tokens, .targets = targets, .totals = totals_.view()};
     check_shape(s.shape(), where);
     if (targets.extents() != tokens.extents())
       throw size_error("E-nn-019", where, "tokens are ", text_of(tokens.extents()), ", targets ",
@@ -122,6 +142,7 @@ private:
   parameter_store<Ex, T, G> store_;
   arena<memory> activations_;
   std::vector<typename arena<memory>::position> starts_;
+  tensor<double, 1, memory> totals_; ///< {sum, count} of the loss.
 };
 
 } // namespace tessera::inline TESSERA_ABI::nn

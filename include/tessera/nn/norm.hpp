@@ -23,7 +23,8 @@ struct backward_options {
 /// A norm over rows of one width. Semantics: `forward_sum` leaves a + b in `sum` and its norm in `out`;
 /// `backward` needs what the forward read as `in` (the sum) and its statistics.
 template <class N, class Ex, class T, class G>
-concept norm_layer = requires(N const& norm, Ex& ex, std::span<T const> weights, std::span<G> gradients,
+concept norm_layer = requires(N const& norm, Ex& ex, memory_span<T const, typename Ex::memory> weights,
+                              memory_span<G, typename Ex::memory> gradients,
                               view<T, 2, typename Ex::memory> x, arena<typename Ex::memory>& memory,
                               typename N::statistics statistics) {
   { norm.take(memory, index_t{}) } -> std::same_as<typename N::statistics>;
@@ -56,19 +57,20 @@ public:
     return {source.template take<float, 1>({rows}), source.template take<float, 1>({rows})};
   }
 
-  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, statistics kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+               statistics kept) const {
     ops::layer_norm(ex, out, kept.mean, kept.reciprocal_deviation, in, gain_.vector<memory>(weights),
                     bias_.vector<memory>(weights), options_);
   }
 
-  void forward_sum(Ex& ex, std::span<T const> weights, matrix out, matrix sum, matrix_in a, matrix_in b,
-                   statistics kept) const {
+  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix sum, matrix_in a,
+                   matrix_in b, statistics kept) const {
     ops::residual_layer_norm(ex, out, sum, kept.mean, kept.reciprocal_deviation, a, b,
                              gain_.vector<memory>(weights), bias_.vector<memory>(weights), options_);
   }
 
-  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
-                matrix_in in, statistics kept, backward_options options) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
+                matrix_in d_out, matrix_in in, statistics kept, backward_options options) const {
     ops::layer_norm_backward(
         ex, d_in, gain_.vector<memory>(gradients), bias_.vector<memory>(gradients), d_out, in, kept.mean,
         kept.reciprocal_deviation, gain_.vector<memory>(weights),
@@ -103,18 +105,19 @@ public:
     return {source.template take<float, 1>({rows})};
   }
 
-  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, statistics kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+               statistics kept) const {
     ops::rms_norm(ex, out, kept.reciprocal_deviation, in, gain_.vector<memory>(weights), options_);
   }
 
-  void forward_sum(Ex& ex, std::span<T const> weights, matrix out, matrix sum, matrix_in a, matrix_in b,
-                   statistics kept) const {
+  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix sum, matrix_in a,
+                   matrix_in b, statistics kept) const {
     ops::residual_rms_norm(ex, out, sum, kept.reciprocal_deviation, a, b, gain_.vector<memory>(weights),
                            options_);
   }
 
-  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
-                matrix_in in, statistics kept, backward_options options) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
+                matrix_in d_out, matrix_in in, statistics kept, backward_options options) const {
     ops::rms_norm_backward(ex, d_in, gain_.vector<memory>(gradients), d_out, in, kept.reciprocal_deviation,
                            gain_.vector<memory>(weights),
                            {.accumulate = options.accumulate, .accumulate_input = options.accumulate_input});

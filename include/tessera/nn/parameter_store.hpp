@@ -56,16 +56,16 @@ public:
   }
   bool has_gradients() const noexcept { return gradients_.size() == weights_.size(); }
 
-  std::span<T> weights() noexcept { return weights_.span(); }
-  std::span<T const> weights() const noexcept { return weights_.span(); }
-  std::span<G> gradients() noexcept { return gradients_.span(); }
-  std::span<G const> gradients() const noexcept { return gradients_.span(); }
+  memory_span<T, memory> weights() noexcept { return weights_.span(); }
+  memory_span<T const, memory> weights() const noexcept { return weights_.span(); }
+  memory_span<G, memory> gradients() noexcept { return gradients_.span(); }
+  memory_span<G const, memory> gradients() const noexcept { return gradients_.span(); }
 
-  std::span<T> weights(std::size_t i) noexcept { return part(weights(), i); }
-  std::span<T const> weights(std::size_t i) const noexcept { return part(weights(), i); }
+  memory_span<T, memory> weights(std::size_t i) noexcept { return part(weights(), i); }
+  memory_span<T const, memory> weights(std::size_t i) const noexcept { return part(weights(), i); }
   /// Empty where the store holds no gradients.
-  std::span<G> gradients(std::size_t i) noexcept { return part(gradients(), i); }
-  std::span<G const> gradients(std::size_t i) const noexcept { return part(gradients(), i); }
+  memory_span<G, memory> gradients(std::size_t i) noexcept { return part(gradients(), i); }
+  memory_span<G const, memory> gradients(std::size_t i) const noexcept { return part(gradients(), i); }
 
   /// Everything that unit `i` works on.
   blocks lend(std::size_t i) noexcept {
@@ -112,8 +112,8 @@ private:
                        ", which is not among the units before it");
   }
 
-  template <class V>
-  std::span<V> part(std::span<V> all, std::size_t i) const noexcept {
+  template <span_in<memory> Block>
+  Block part(Block all, std::size_t i) const noexcept {
     auto const where = entries_[i].where;
     if (all.empty()) return {};
     return all.subspan(static_cast<std::size_t>(where.begin), static_cast<std::size_t>(where.size()));

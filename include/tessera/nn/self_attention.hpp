@@ -78,7 +78,7 @@ public:
 
   /// out = the projected attention of in[tokens, width]. With a cache in `s`, keys and values are appended to
   /// it and attention sees all that it holds.
-  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, pieces const& kept,
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in, pieces const& kept,
                stream<Ex, T> const& s) const {
     auto const shape = s.shape();
     ops::linear(ex, kept.packed, in, in_.matrix<memory>(weights), in_bias_.vector<memory>(weights));
@@ -97,9 +97,9 @@ public:
   }
 
   /// d_in = the gradient of `in`, given that of the output.
-  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
-                matrix_in in, pieces const& kept, batch_shape shape, arena<memory>& activations,
-                bool accumulate) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
+                matrix_in d_out, matrix_in in, pieces const& kept, batch_shape shape,
+                arena<memory>& activations, bool accumulate) const {
     arena_scope const scope(activations);
     auto const [d_mixed, d_packed] = take_scratch(activations, shape.tokens());
     ops::linear_backward(ex, gradients_of(gradients, d_mixed, out_, out_bias_), d_out, kept.mixed,
@@ -163,7 +163,7 @@ private:
             {cache.stride(0), cache.stride(1), head_width_, 1}};
   }
 
-  static ops::linear_gradients<T, G, memory> gradients_of(std::span<G> gradients, matrix d_in,
+  static ops::linear_gradients<T, G, memory> gradients_of(memory_span<G, memory> gradients, matrix d_in,
                                                           detail::place weight, detail::place bias) {
     return {d_in, weight.matrix<memory>(gradients), bias.vector<memory>(gradients)};
   }

@@ -4,18 +4,18 @@
 /// moving parameters needs no word in any layer. nn/model.hpp is the plainest runner:
 ///
 ///     stream<Ex, T> s{.tokens = tokens, .targets = targets};
-///     for (i = 0, 1, ...) units[i]->forward(ex, blocks[i], s, memory, pass);     // s.loss is there at the
-///     end for (i = last, ..., 0) units[i]->backward(ex, blocks[i], s, memory, pass); // gradients[i] is
-///     there
+///     for (i = 0, 1, ...) units[i]->forward(ex, blocks[i], s, memory, pass);         // then the loss is
+///     there for (i = last, ..., 0) units[i]->backward(ex, blocks[i], s, memory, pass);     // and
+///     gradients[i]
 #ifndef TESSERA_NN_UNIT_HPP
 #define TESSERA_NN_UNIT_HPP
 
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include <tessera/core/arena.hpp>
+#include <tessera/core/memory_span.hpp>
 #include <tessera/core/scalar.hpp>
 #include <tessera/exec/space.hpp>
 #include <tessera/layout/parameters.hpp>
@@ -65,7 +65,10 @@ struct stream {
   view<T, 2, memory> hidden = {};   ///< [tokens, width]; forward replaces it by the unit's output.
   view<T, 2, memory> gradient = {}; ///< [tokens, width]; backward turns the gradient of the unit's
                                     ///< output into that of its input, in place.
-  loss_sum loss = {};               ///< The head's forward adds to it.
+  /// {sum, count}: the head's forward adds to them where the space runs, and nobody waits. Empty: it waits,
+  /// and adds to `loss`.
+  view<double, 1, memory> totals = {};
+  loss_sum loss = {};
 
   // Lent by a decoder, which feeds a few tokens at a time; empty otherwise.
   index_t first_position = 0;         ///< Position of the first token of each sample.
@@ -84,10 +87,12 @@ public:
 
   /// The parameters that a call works on. All spans have the size of the block of the map they belong to.
   struct blocks {
-    std::span<T const> weights;
-    std::span<G> gradients;          ///< Empty outside training. The head writes its own in its forward.
-    std::span<T const> tied_weights; ///< The block of the unit named by `tied_to`, where there is one.
-    std::span<G> tied_gradients;     ///< A tied gradient is written before its owner's backward, which adds.
+    memory_span<T const, memory> weights;
+    memory_span<G, memory> gradients; ///< Empty outside training. The head writes its own in its forward.
+    memory_span<T const, memory>
+        tied_weights; ///< The block of the unit named by `tied_to`, where there is one.
+    memory_span<G, memory>
+        tied_gradients; ///< A tied gradient is written before its owner's backward, which adds.
   };
 
   virtual ~unit() = default;

@@ -24,6 +24,7 @@
 
 #include <algorithm>
 
+#include <tessera/ops/scale.hpp>
 #include <tessera/optim/adamw.hpp>
 #include <tessera/parallel/buckets.hpp>
 #include <tessera/parallel/flat_model.hpp>
@@ -58,18 +59,25 @@ struct update_result {
   bool applied = false;
 };
 
+/// The communicator's messages stand in the memory that the space works in: comm::nccl goes with exec::cuda,
+/// the others with exec::host.
+template <class Comm, class Ex>
+concept communicates_for = comm::communicator<Comm> && exec::space<Ex> &&
+    std::same_as<typename Comm::bulk_memory, typename Ex::memory>;
+
 template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G,
           class Optimizer = optim::adamw<Ex, T>>
-  requires optim::optimizer<Optimizer, Ex, T, G>
+  requires communicates_for<Comm, Ex> && optim::optimizer<Optimizer, Ex, T, G>
 class data_parallel {
 public:
+  using memory = typename Ex::memory;
   using optimizer_options = typename Optimizer::options_type;
 
   /// Weights must be the same on all ranks. Throws size_error (E-parallel-001) for a model that does not fit
   /// together, config_error (E-parallel-002) for a stage or bounds that do not exist.
-  data_parallel(Comm& comm, Ex& ex, flat_model<T, G> model, optimizer_options const& settings,
+  data_parallel(Comm& comm, Ex& ex, flat_model<T, G, memory> model, optimizer_options const& settings,
                 data_parallel_options options = {}, site where = site::here())
-      : comm_(comm), model_(static_cast<flat_model<T, G>&&>(model)),
+      : comm_(comm), model_(static_cast<flat_model<T, G, memory>&&>(model)),
         options_(options), who_{comm.rank(), comm.size()} {
     model_.validate(where);
     if (options.zero < 0 || options.zero > 1 || options.bucket_bytes < 1 || options.in_flight < 1)
@@ -124,20 +132,20 @@ public:
   /// Lets the fp32 masters start anew from the weights as they are: after these were set from outside.
   void start_from_weights(Ex& ex) {
     for (std::size_t u = 0; u < units(); ++u)
-      optimizers_[u].start_from(ex, std::span<T const>(model_.weights_of(owned_elements(u))));
+      optimizers_[u].start_from(ex, memory_span<T const, memory>(model_.weights_of(owned_elements(u))));
   }
 
   /// Lets the fp32 masters start from values known in fp32: `fill(unit, range of its block, out)` writes
   /// them.
-  template <std::invocable<std::size_t, layout::range, std::span<float>> Fill>
+  template <std::invocable<std::size_t, layout::range, memory_span<float, typename Ex::memory>> Fill>
   void start_from(Ex& ex, Fill&& fill) {
     index_t largest = 0;
     for (std::size_t u = 0; u < units(); ++u) largest = (std::max)(largest, owned(u).size());
-    tensor<float, 1, typename Ex::memory> values({largest}, {options_.meter, memory_kind::other});
+    tensor<float, 1, memory> values({largest}, {options_.meter, memory_kind::other});
     for (std::size_t u = 0; u < units(); ++u) {
       auto const part = values.span().first(static_cast<std::size_t>(owned(u).size()));
       fill(u, owned(u), part);
-      optimizers_[u].start_from(ex, std::span<float const>(part));
+      optimizers_[u].start_from(ex, memory_span<float const, memory>(part));
     }
   }
 
@@ -156,8 +164,9 @@ public:
   }
 
   /// Called instead by a rank without a micro-batch in this step: its gradients are zeros.
-  void nothing_to_add(site where = site::here()) {
-    memory_traits<typename Ex::memory>::zero(model_.gradients.data(), model_.gradients.size_bytes());
+  void nothing_to_add(Ex& ex, site where = site::here()) {
+    auto const all = static_cast<index_t>(model_.gradients.size());
+    ops::fill(ex, view<G, 1, memory>(model_.gradients.data(), {all}), 0);
     for (auto u = units(); u-- > 0;) gradients_ready(u, where);
   }
 
@@ -175,7 +184,7 @@ public:
     std::fill(ready_.begin(), ready_.end(), false);
 
     double sums[] = {loss.sum, loss.count,
-                     counted_squares(ex, std::span<G const>(model_.gradients), model_.units, who_)};
+                     counted_squares(ex, memory_span<G const, memory>(model_.gradients), model_.units, who_)};
     comm_.all_reduce(std::span<double>(sums), comm::reduce_options{});
     update_result result{.loss = {sums[0], sums[1]}};
     auto const divisor = sums[1] * how.loss_scale;
@@ -189,7 +198,8 @@ public:
                                         clip_factor(result.gradient_norm, how.clip_norm) / divisor};
     for (std::size_t u = 0; u < units(); ++u) {
       auto const part = owned_elements(u);
-      optimizers_[u].step(ex, model_.weights_of(part), std::span<G const>(model_.gradients_of(part)), values);
+      optimizers_[u].step(ex, model_.weights_of(part),
+                          memory_span<G const, memory>(model_.gradients_of(part)), values);
       if (options_.zero == 1) gather(u);
     }
     wait_for_all();
@@ -225,16 +235,16 @@ private:
     for (auto u = b.end_unit; u-- > b.first_unit;) {
       make_room();
       under_way_.push_back(comm_.start_reduce_scatter_v(
-          model_.gradients_of(owned_elements(u)), std::span<G const>(model_.gradients_of(model_.units[u])),
-          counts_of(u), how));
+          model_.gradients_of(owned_elements(u)),
+          memory_span<G const, memory>(model_.gradients_of(model_.units[u])), counts_of(u), how));
     }
   }
 
   void gather(std::size_t u) {
     make_room();
-    under_way_.push_back(comm_.start_all_gather_v(model_.weights_of(model_.units[u]),
-                                                  std::span<T const>(model_.weights_of(owned_elements(u))),
-                                                  counts_of(u)));
+    under_way_.push_back(comm_.start_all_gather_v(
+        model_.weights_of(model_.units[u]),
+        memory_span<T const, memory>(model_.weights_of(owned_elements(u))), counts_of(u)));
   }
 
   std::span<index_t const> counts_of(std::size_t u) {
@@ -255,7 +265,7 @@ private:
   }
 
   Comm& comm_;
-  flat_model<T, G> model_;
+  flat_model<T, G, memory> model_;
   data_parallel_options options_;
   layout::ownership who_;
   std::vector<bucket> buckets_;

@@ -12,16 +12,16 @@
 
 namespace tessera::inline TESSERA_ABI::parallel {
 
-template <storage_scalar T, storage_scalar G>
+template <storage_scalar T, storage_scalar G, memory_space Memory = host_memory>
 struct flat_model {
-  std::span<T> weights;
-  std::span<G> gradients;
+  memory_span<T, Memory> weights;
+  memory_span<G, Memory> gradients;
   std::vector<layout::range> units; ///< Unit by unit, without gaps, from 0 to the end of `weights`.
   /// What weight decay acts on in each unit's block, counted from the block's beginning.
   std::vector<std::vector<layout::range>> decayed;
 
-  std::span<T> weights_of(layout::range part) const { return part_of(weights, part); }
-  std::span<G> gradients_of(layout::range part) const { return part_of(gradients, part); }
+  memory_span<T, Memory> weights_of(layout::range part) const { return part_of(weights, part); }
+  memory_span<G, Memory> gradients_of(layout::range part) const { return part_of(gradients, part); }
 
   /// Throws size_error (E-parallel-001) where the pieces do not fit together.
   void validate(site where = site::here()) const {
@@ -40,16 +40,17 @@ struct flat_model {
   }
 
 private:
-  template <class E>
-  static std::span<E> part_of(std::span<E> all, layout::range part) {
+  template <span_in<Memory> Span>
+  static Span part_of(Span all, layout::range part) {
     return all.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
   }
 };
 
 /// The flat model of a parameter store that holds gradients.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
-flat_model<T, G> flat_model_of(nn::parameter_store<Ex, T, G>& store, optim::decay_rule rule = {}) {
-  flat_model<T, G> flat{store.weights(), store.gradients(), {}, {}};
+flat_model<T, G, typename Ex::memory> flat_model_of(nn::parameter_store<Ex, T, G>& store,
+                                                    optim::decay_rule rule = {}) {
+  flat_model<T, G, typename Ex::memory> flat{store.weights(), store.gradients(), {}, {}};
   for (std::size_t u = 0; u < store.units(); ++u) {
     flat.units.push_back(store.unit_range(u));
     flat.decayed.push_back(optim::decayed_ranges(store.parameters(u), rule));

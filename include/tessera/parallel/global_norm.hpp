@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include <tessera/comm/communicator.hpp>
+#include <tessera/core/memory_span.hpp>
 #include <tessera/layout/ownership.hpp>
 #include <tessera/ops/reduce.hpp>
 
@@ -19,22 +20,22 @@ namespace tessera::inline TESSERA_ABI::parallel {
 
 /// The sum of squares, in double, of the elements that `who` counts. `units` are the blocks of the flat
 /// buffer `gradients`; what this rank owns of it must have been reduced over the ranks.
-template <exec::space Ex, storage_scalar G>
-double counted_squares(Ex& ex, std::span<G const> gradients, std::span<layout::range const> units,
+template <exec::space Ex, span_in<typename Ex::memory> Gradients>
+double counted_squares(Ex& ex, Gradients gradients, std::span<layout::range const> units,
                        layout::ownership who) {
+  using stretch = view<typename Gradients::element_type, 1, typename Ex::memory>;
   double sum = 0;
   for (auto const& unit : units) {
     auto const mine = who.of(unit.size());
-    sum += ops::sum_of_squares(
-        ex, view<G const, 1, typename Ex::memory>(gradients.data() + unit.begin + mine.begin, {mine.size()}));
+    sum += ops::sum_of_squares(ex, stretch(gradients.data() + unit.begin + mine.begin, {mine.size()}));
   }
   return sum;
 }
 
 /// The norm over all ranks. Called by every rank. Cost: one pass over 1 / ranks of the gradients, one message
 /// of 8 bytes.
-template <comm::communicator Comm, exec::space Ex, storage_scalar G>
-double global_norm(Comm& comm, Ex& ex, std::span<G const> gradients, std::span<layout::range const> units) {
+template <comm::communicator Comm, exec::space Ex, span_in<typename Ex::memory> Gradients>
+double global_norm(Comm& comm, Ex& ex, Gradients gradients, std::span<layout::range const> units) {
   auto const mine = counted_squares(ex, gradients, units, {comm.rank(), comm.size()});
   return std::sqrt(comm.all_reduce(mine, comm::reduce_options{}));
 }

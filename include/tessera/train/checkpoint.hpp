@@ -18,6 +18,7 @@
 
 #include <optional>
 
+#include <tessera/exec/copy.hpp>
 #include <tessera/io/commit.hpp>
 #include <tessera/io/safetensors_writer.hpp>
 #include <tessera/ops/reduce.hpp>
@@ -67,11 +68,24 @@ inline std::vector<io::tensor_entry> entries_of(std::vector<state_tensor> const&
   return entries;
 }
 
+/// The elements of a span, for the host to read.
+template <exec::space Ex, span_in<typename Ex::memory> Span>
+std::vector<typename Span::value_type> on_host(Ex& ex, Span values, site where) {
+  std::vector<typename Span::value_type> copied(values.size());
+  copy(ex, std::span(copied), values, where);
+  return copied;
+}
+
+template <class Span>
+Span part_of(Span all, layout::range part) {
+  return all.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
+}
+
 /// Brings one unit's state from the ranks that keep it to rank 0. Called by every rank.
-template <comm::communicator Comm, class Replicas>
+template <comm::communicator Comm, exec::space Ex, class Replicas>
 class unit_gatherer {
 public:
-  unit_gatherer(Comm& comm, Replicas& replicas) : comm_(comm), replicas_(replicas) {}
+  unit_gatherer(Comm& comm, Ex& ex, Replicas& replicas) : comm_(comm), ex_(ex), replicas_(replicas) {}
 
   /// Array `a` of unit `u`, whole; on rank 0 alone.
   std::span<float const> whole(std::size_t u, index_t block_size, std::size_t a) {
@@ -86,33 +100,38 @@ private:
     layout::ownership const who{comm_.rank(), comm_.size()};
     std::vector<index_t> counts;
     for (int r = 0; r < who.ranks; ++r) counts.push_back(who.of(block_size, r).size());
+    using memory = typename Ex::memory;
+    auto const is_root = comm_.rank() == 0;
     for (auto const& array : replicas_.optimizer(u).state()) {
-      std::vector<float> all(comm_.rank() == 0 ? static_cast<std::size_t>(block_size) : 0);
-      if (replicas_.options().zero == 0)
-        std::copy_n(array.values.begin(), all.size(), all.begin());
-      else
-        comm_.gather_v(std::span<float>(all), std::span<float const>(array.values), counts, 0);
-      if (comm_.rank() == 0) gathered_.push_back(std::move(all));
+      if (replicas_.options().zero == 0) {
+        if (is_root) gathered_.push_back(on_host(ex_, array.values, site::here()));
+        continue;
+      }
+      tensor<float, 1, memory> all({is_root ? block_size : 0});
+      comm_.gather_v(all.span(), memory_span<float const, memory>(array.values), counts, 0);
+      if (is_root) gathered_.push_back(on_host(ex_, all.span(), site::here()));
     }
   }
 
   Comm& comm_;
+  Ex& ex_;
   Replicas& replicas_;
   std::size_t unit_ = static_cast<std::size_t>(-1);
   std::vector<std::vector<float>> gathered_;
 };
 
 template <exec::space Ex, storage_scalar T, storage_scalar G>
-void write_weights(io::commit_writer& commit, nn::parameter_store<Ex, T, G> const& store, site where) {
-  std::map<std::string, std::span<T const>> values;
-  store.for_each([&](layout::parameter const& p, layout::range r) {
-    values[p.name] =
-        store.weights().subspan(static_cast<std::size_t>(r.begin), static_cast<std::size_t>(r.size()));
-  });
+void write_weights(io::commit_writer& commit, Ex& ex, nn::parameter_store<Ex, T, G> const& store,
+                   site where) {
+  std::map<std::string, layout::range> places;
+  store.for_each([&](layout::parameter const& p, layout::range r) { places[p.name] = r; });
   io::safetensors_writer file(commit.path("model.safetensors"), weight_entries<T>(store), {{"format", "pt"}},
                               where);
   auto const order = file.entries();
-  for (auto const& entry : order) file.write(entry.name, std::as_bytes(values.at(entry.name)), where);
+  for (auto const& entry : order) {
+    auto const values = on_host(ex, part_of(store.weights(), places.at(entry.name)), where);
+    file.write(entry.name, std::as_bytes(std::span(values)), where);
+  }
   commit.add("model.safetensors", file.commit(where));
 }
 
@@ -140,14 +159,14 @@ std::string save_checkpoint(Comm& comm, Ex& ex, std::string const& folder, run_s
           throw numeric_error("E-train-061", where, "a weight is not finite after step ", state.step,
                               "; no checkpoint is made of it");
         commit.emplace(folder, state.step, where);
-        detail::write_weights(*commit, store, where);
+        detail::write_weights(*commit, ex, store, where);
         file.emplace(commit->path("optimizer.safetensors"), detail::entries_of(tensors),
                      std::map<std::string, std::string>{{"format", "pt"}}, where);
       },
       where);
 
   // Every rank takes part in every gather, also after rank 0 could not write: nobody may be left waiting.
-  detail::unit_gatherer<Comm, Replicas> gatherer(comm, replicas);
+  detail::unit_gatherer<Comm, Ex, Replicas> gatherer(comm, ex, replicas);
   std::exception_ptr failure;
   for (auto const& t : tensors) {
     auto const whole = gatherer.whole(t.unit, store.unit_range(t.unit).size(), t.array);
@@ -227,15 +246,15 @@ run_state read_state(Comm& comm, std::string const& checkpoint, site where = sit
 /// Reads the weights of a model, all ranks of them all. Throws io_error that lists the missing, unexpected
 /// and misshapen tensors as exact sets.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
-void load_weights(std::string const& checkpoint, nn::parameter_store<Ex, T, G>& store,
+void load_weights(Ex& ex, std::string const& checkpoint, nn::parameter_store<Ex, T, G>& store,
                   site where = site::here()) {
   io::safetensors_file const file(checkpoint + "/model.safetensors", where);
   detail::require_equal_sets(detail::compare_tensors(detail::weight_entries<T>(store), file.entries()),
                              file.path(), where);
   store.for_each([&](layout::parameter const& p, layout::range r) {
-    file.read(p.name,
-              store.weights().subspan(static_cast<std::size_t>(r.begin), static_cast<std::size_t>(r.size())),
-              where);
+    std::vector<T> values(static_cast<std::size_t>(p.size));
+    file.read(p.name, std::span(values), where);
+    copy(ex, detail::part_of(store.weights(), r), std::span<T const>(values), where);
   });
 }
 
@@ -247,7 +266,7 @@ void load_checkpoint(Comm& comm, Ex& ex, std::string const& checkpoint, nn::para
   together(
       comm,
       [&] {
-        load_weights(checkpoint, store, where);
+        load_weights(ex, checkpoint, store, where);
         replicas.start_from_weights(ex);
         io::safetensors_file const file(checkpoint + "/optimizer.safetensors", where);
         auto const tensors = detail::state_tensors(store, replicas);
@@ -257,11 +276,12 @@ void load_checkpoint(Comm& comm, Ex& ex, std::string const& checkpoint, nn::para
           auto const kept = replicas.owned(t.unit);
           auto const shared = layout::intersection(t.whole->where(), kept);
           if (shared.empty()) continue;
-          auto const values = replicas.optimizer(t.unit).state()[t.array].values;
-          file.read_part(t.name, shared.begin - t.whole->offset,
-                         values.subspan(static_cast<std::size_t>(shared.begin - kept.begin),
-                                        static_cast<std::size_t>(shared.size())),
-                         where);
+          std::vector<float> values(static_cast<std::size_t>(shared.size()));
+          file.read_part(t.name, shared.begin - t.whole->offset, std::span(values), where);
+          copy(ex,
+               detail::part_of(replicas.optimizer(t.unit).state()[t.array].values,
+                               {shared.begin - kept.begin, shared.end - kept.begin}),
+               std::span<float const>(values), where);
         }
       },
       where);

@@ -8,6 +8,7 @@
 #ifndef TESSERA_TRAIN_GENERATE_HPP
 #define TESSERA_TRAIN_GENERATE_HPP
 
+#include <tessera/exec/copy.hpp>
 #include <tessera/nn/decoder.hpp>
 #include <tessera/train/sample.hpp>
 
@@ -15,16 +16,20 @@ namespace tessera::inline TESSERA_ABI::train {
 
 /// The `count` tokens that follow `prompt`; `seen` is called with each as soon as it is chosen. Only the end
 /// of a prompt that is longer than the context is used. Throws size_error for an empty prompt.
-template <exec::host_space Ex, storage_scalar T, storage_scalar G, std::invocable<std::int32_t> Seen>
+template <exec::space Ex, storage_scalar T, storage_scalar G, std::invocable<std::int32_t> Seen>
 std::vector<std::int32_t>
 generate(Ex& ex, nn::decoder<Ex, T, G>& decoder, std::vector<std::int32_t> const& prompt, index_t count,
          sampling const& how, philox const& random, Seen&& seen, site where = site::here()) {
   if (prompt.empty())
     throw size_error("E-train-033", where, "there is no prompt to continue; give one token or more");
   auto text = prompt;
-  auto const feed_last = [&](index_t tokens) {
-    auto const from = text.data() + text.size() - static_cast<std::size_t>(tokens);
-    return decoder.feed(ex, view<std::int32_t const, 2, typename Ex::memory>(from, {1, tokens}), where);
+  exec::staged<std::int32_t, 2, Ex> tokens(ex, {1, decoder.capacity()}, {}, where);
+  std::vector<float> logits;
+  auto const feed_last = [&](index_t count) {
+    std::copy(text.end() - static_cast<std::ptrdiff_t>(count), text.end(), tokens.host().data());
+    auto const found = decoder.feed(ex, tokens.upload(ex).slice(1, 0, count), where)[0].span();
+    logits.resize(found.size());
+    copy(ex, std::span<float>(logits), found, where);
   };
   decoder.reset();
   auto waiting = (std::min)(static_cast<index_t>(text.size()), decoder.capacity()); // not yet fed
@@ -33,9 +38,9 @@ generate(Ex& ex, nn::decoder<Ex, T, G>& decoder, std::vector<std::int32_t> const
       decoder.reset();
       waiting = (decoder.capacity() + 1) / 2;
     }
-    auto const logits = feed_last(waiting);
+    feed_last(waiting);
     waiting = 1;
-    text.push_back(sample_token(logits[0].span(), how, random, static_cast<std::uint64_t>(n), where));
+    text.push_back(sample_token(logits, how, random, static_cast<std::uint64_t>(n), where));
     seen(text.back());
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};

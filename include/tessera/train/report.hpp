@@ -54,7 +54,7 @@ inline double per_unit(double nats_per_token, double bytes_per_token) {
   return bytes_per_token > 0 ? nats_per_token / bytes_per_token : nats_per_token;
 }
 
-template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 std::string sample_text(trainer<Comm, Ex, T>& t) {
   auto const& s = t.chosen();
   if (s.sample_tokens == 0 || !t.text().tokenizer.has_text()) return {};
@@ -67,7 +67,7 @@ std::string sample_text(trainer<Comm, Ex, T>& t) {
   return s.prompt + t.text().tokenizer.decode(more);
 }
 
-template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 std::string run_title(trainer<Comm, Ex, T>& t) {
   auto const& s = t.chosen();
   char size[32];
@@ -77,7 +77,7 @@ std::string run_title(trainer<Comm, Ex, T>& t) {
                           s.seed);
 }
 
-template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 std::string run_picture(trainer<Comm, Ex, T>& t, std::vector<metrics_row> const& rows) {
   auto const& text = t.text();
   auto const has_text = text.tokenizer.has_text();
@@ -106,7 +106,7 @@ inline io::json json_of(bytes_by_kind const& bytes) {
 } // namespace detail
 
 /// Called by every rank when `run` has returned. `communicator` is what the summary calls the kind of ranks.
-template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communicator,
             site where = site::here()) {
   auto peaks = peaks_of(t.memory());
@@ -153,7 +153,7 @@ void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communic
                         {"layout",
                          {{"communicator", communicator},
                           {"ranks", t.ranks().size()},
-                          {"threads_per_rank", t.space().threads()},
+                          {"runs_on", t.space().description()},
                           {"zero_stage", s.zero_stage}}},
                         {"storage", std::string(scalar_name<T>())},
                         {"seed", s.seed}},

@@ -56,6 +56,7 @@ struct settings {
   double clip = 1;
   index_t seed = 1337;
 
+  std::string device = "host";
   index_t ranks = 1;
   index_t threads = 0;
   index_t zero_stage = 1;
@@ -176,11 +177,16 @@ inline constexpr field fields[] = {
      "Gradients with a larger global norm are scaled down to it. 0: never."},
     {"Training", "seed", &settings::seed, "Of the weights, the order of the data and the dropout."},
 
+    {"Layout", "device", &settings::device,
+     "Where a rank computes: 'host' is the processor; 'cuda' is an NVIDIA GPU for each rank, in programs "
+     "built with TESSERA_WITH_CUDA.",
+     binding::refused, 0, 0, "host|cuda"},
     {"Layout", "ranks", &settings::ranks,
      "Ranks as threads of one process. Under mpiexec the ranks are its processes, and this stays 1.",
      binding::free, 1, 4096},
     {"Layout", "threads", &settings::threads,
-     "Threads of each rank. 0: the machine's cores shared among the ranks.", binding::free, 0, 4096},
+     "Threads of each rank on the host. 0: the machine's cores shared among the ranks.", binding::free, 0,
+     4096},
     {"Layout", "zero_stage", &settings::zero_stage,
      "1 shares the optimizer's state among the ranks (ZeRO-1); 0 gives each rank all of it.",
      binding::refused, 0, 1},
@@ -320,6 +326,9 @@ inline void check(settings const& s, site where = site::here()) {
   if (s.tokenizer == "tokens" && s.vocabulary == 0)
     throw config_error("E-train-007", where,
                        "a token file does not say how many tokens there are; set vocabulary");
+  if (s.threads != 0 && s.device != "host")
+    throw config_error("E-train-007", where, "threads is ", s.threads, ", and device ", s.device,
+                       " computes in none of them; leave it at 0 or choose device host");
   if (s.warm_up_steps > s.steps)
     throw config_error("E-train-008", where, "warm_up_steps ", s.warm_up_steps, " is more than steps ",
                        s.steps, "; the learning rate would never reach its height");

@@ -37,7 +37,8 @@ struct trainer_options {
 };
 
 /// T is the storage type of weights and activations; gradients are summed in fp32.
-template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
+  requires parallel::communicates_for<Comm, Ex>
 class trainer {
 public:
   using gradient = float;
@@ -60,8 +61,9 @@ public:
                    .meter = &memory_},
                   where),
         rate_(schedule_options(settings_)),
-        tokens_({largest_micro_batch().batch, settings_.sequence_length}, {&memory_, memory_kind::data}),
-        targets_({largest_micro_batch().batch, settings_.sequence_length}, {&memory_, memory_kind::data}) {
+        tokens_(ex, {largest_micro_batch().batch, settings_.sequence_length}, {&memory_, memory_kind::data}),
+        targets_(ex, {largest_micro_batch().batch, settings_.sequence_length},
+                 {&memory_, memory_kind::data}) {
     comm_.meter().time_calls(true);
     initialise();
     resume(where);
@@ -104,6 +106,7 @@ public:
   std::string checkpoints() const { return settings_.run + "/checkpoints"; }
 
 private:
+  using token_view = typename nn::model<Ex, T, gradient>::token_view;
   using clock = std::chrono::steady_clock;
   static double seconds_since(clock::time_point start) {
     return std::chrono::duration<double>(clock::now() - start).count();
@@ -128,7 +131,7 @@ private:
   /// Weights in storage precision, masters in fp32: both from the same numbers.
   void initialise() {
     nn::initialise(ex_, model_.store(), seed());
-    replicas_.start_from(ex_, [&](std::size_t unit, layout::range part, std::span<float> out) {
+    replicas_.start_from(ex_, [&](std::size_t unit, layout::range part, auto out) {
       nn::initialise(ex_, model_.store().parameters(unit), part, out, seed());
     });
   }
@@ -164,15 +167,16 @@ private:
         where);
   }
 
-  /// Samples [part) of this step's batch, or of the validation samples.
+  /// Samples [part) of this step's batch, or of the validation samples, where the space reads them. The one
+  /// before is no longer needed: its loss has been read.
   template <class SampleAt>
-  std::pair<view<std::int32_t const, 2>, view<std::int32_t const, 2>>
-  fill(data::token_dataset const& from, layout::range part, SampleAt&& sample_at, site where) {
+  std::pair<token_view, token_view> fill(data::token_dataset const& from, layout::range part,
+                                         SampleAt&& sample_at, site where) {
     for (auto i = part.begin; i < part.end; ++i) {
       auto const row = i - part.begin;
-      from.fill(sample_at(i), tokens_.view()[row].span(), targets_.view()[row].span(), where);
+      from.fill(sample_at(i), tokens_.host()[row].span(), targets_.host()[row].span(), where);
     }
-    return {tokens_.view().slice(0, 0, part.size()), targets_.view().slice(0, 0, part.size())};
+    return {tokens_.upload(ex_).slice(0, 0, part.size()), targets_.upload(ex_).slice(0, 0, part.size())};
   }
 
   metrics_row train_step(site where) {
@@ -194,7 +198,7 @@ private:
                                         if (is_last) replicas_.gradients_ready(unit);
                                       });
     }
-    if (parts.empty()) replicas_.nothing_to_add();
+    if (parts.empty()) replicas_.nothing_to_add(ex_);
     auto const learning_rate = rate_(step_);
     auto const done = replicas_.update(
         ex_, loss, {.step = step_ + 1, .learning_rate = learning_rate, .clip_norm = settings_.clip}, where);
@@ -276,7 +280,7 @@ private:
   nn::model<Ex, T, gradient> model_;
   replicas_type replicas_;
   optim::schedule rate_;
-  tensor<std::int32_t, 2> tokens_, targets_;
+  exec::staged<std::int32_t, 2, Ex> tokens_, targets_;
   std::optional<metrics_file> metrics_; ///< On rank 0.
   index_t step_ = 0;                    ///< Steps done.
   index_t first_position_ = 0; ///< Of the sampler at step 0; other than 0 after an allowed other batch.

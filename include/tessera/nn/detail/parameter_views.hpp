@@ -2,8 +2,7 @@
 #ifndef TESSERA_NN_DETAIL_PARAMETER_VIEWS_HPP
 #define TESSERA_NN_DETAIL_PARAMETER_VIEWS_HPP
 
-#include <span>
-
+#include <tessera/core/memory_span.hpp>
 #include <tessera/core/view.hpp>
 #include <tessera/layout/parameters.hpp>
 
@@ -16,12 +15,12 @@ struct place {
   index_t rows = 0;
   index_t columns = 0;
 
-  template <memory_space Memory, class V>
-  view<V, 2, Memory> matrix(std::span<V> block) const noexcept {
+  template <memory_space Memory, span_in<Memory> Block>
+  view<typename Block::element_type, 2, Memory> matrix(Block block) const noexcept {
     return {rows == 0 ? nullptr : block.data() + offset, {rows, columns}};
   }
-  template <memory_space Memory, class V>
-  view<V, 1, Memory> vector(std::span<V> block) const noexcept {
+  template <memory_space Memory, span_in<Memory> Block>
+  view<typename Block::element_type, 1, Memory> vector(Block block) const noexcept {
     return {rows == 0 ? nullptr : block.data() + offset, {rows * columns}};
   }
 };
