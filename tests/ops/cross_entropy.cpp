@@ -6,7 +6,7 @@ using namespace fixture;
 
 namespace {
 
-double exact_loss(numbers const& x, std::int32_t target, ops::cross_entropy_options const& options) {
+double exact_loss(numbers const& x, std::int32_t target, ops::cross_entropy_options<> const& options) {
   if (target == ops::ignore_index) return 0;
   double largest = -INFINITY, sum = 0, mean = 0;
   for (auto v : x) largest = std::fmax(largest, v);
@@ -31,7 +31,7 @@ TEST_CASE_TEMPLATE("losses and gradients agree with double, with and without smo
                    bf16, fp16) {
   exec::host ex({.threads = 2});
   for (auto const size : {shape{0, 5}, {1, 1}, {4, 2}, {7, 129}, {67, 17}, {2, 2048}, {2, 2053}})
-    for (auto const& options : {ops::cross_entropy_options{},
+    for (auto const& options : {ops::cross_entropy_options<>{},
                                 {.label_smoothing = 0.1f, .gradient_scale = 3.0f},
                                 {.label_smoothing = 1.0f},
                                 {.label_smoothing = 0.2f, .z_loss = 1e-2f, .gradient_scale = 0.5f}}) {
@@ -127,7 +127,7 @@ TEST_CASE("splitting the rows splits sum and count: nothing is averaged") {
   auto const targets = some_targets(13, 40);
   auto whole = reference::normal<float, 2>({13, 40}, 1), parts = reference::normal<float, 2>({13, 40}, 1);
   tensor<float, 1> losses({13});
-  ops::cross_entropy_options const options{.label_smoothing = 0.1f, .write_gradient = true};
+  ops::cross_entropy_options<> const options{.label_smoothing = 0.1f, .write_gradient = true};
   auto const total = ops::cross_entropy(ex, whole.view(), losses.view(), targets, options);
   double sum = 0, count = 0;
   for (index_t begin : {0, 5}) {
@@ -141,6 +141,27 @@ TEST_CASE("splitting the rows splits sum and count: nothing is averaged") {
   CHECK(sum == doctest::Approx(total.sum).epsilon(1e-14));
   CHECK(count == total.count);
   CHECK(bits(parts) == bits(whole));
+}
+
+TEST_CASE("where totals are given, sum and count are added to them and not returned") {
+  exec::host ex({.threads = 1});
+  auto const x = reference::normal<float, 2>({7, 40}, 1);
+  auto copy = reference::normal<float, 2>({7, 40}, 1);
+  auto const targets = some_targets(7, 40);
+  tensor<float, 1> losses({7});
+  tensor<double, 1> totals({2}), three({3});
+  totals(0) = 10;
+  totals(1) = 20;
+  auto const expected = ops::cross_entropy(ex, copy.view(), losses.view(), targets);
+  auto const returned = ops::cross_entropy(ex, copy.view(), losses.view(), targets, {.totals = totals});
+  CHECK(returned.sum == 0);
+  CHECK(returned.count == 0);
+  CHECK(totals(0) == 10 + expected.sum);
+  CHECK(totals(1) == 20 + expected.count);
+  auto const wrong = [&] {
+    (void)ops::cross_entropy(ex, copy.view(), losses.view(), targets, {.totals = three});
+  };
+  CHECK(test::error_of<size_error>(wrong).id == "E-ops-001");
 }
 
 TEST_CASE("large logits do not overflow, masked ones do no harm, NaN is not hidden") {
@@ -200,7 +221,7 @@ TEST_CASE("cross_entropy refuses shapes and options that cannot be") {
   tensor<float, 2> x({4, 6});
   tensor<float, 1> losses({4}), three({3});
   tensor<std::int32_t, 1> targets({4});
-  auto const call = [&](view<float, 1> l, ops::cross_entropy_options options) {
+  auto const call = [&](view<float, 1> l, ops::cross_entropy_options<> options) {
     return [&ex, &x, &targets, l, options] { (void)ops::cross_entropy(ex, x.view(), l, targets, options); };
   };
   CHECK(test::error_of<size_error>(call(three.view(), {})).id == "E-ops-001");

@@ -177,6 +177,37 @@ TEST_CASE("gradients through an activation agree with finite differences") {
   }
 }
 
+TEST_CASE_TEMPLATE("the gradient before the input's activation is the input's times the slope", T, float,
+                   bf16) {
+  exec::host ex({.threads = reference::threads(2)});
+  index_t const m = 300, k = 17, n = 5; // more rows than a block
+  auto in = reference::normal<T, 2>({m, k}, 1), before = reference::normal<T, 2>({m, k}, 2);
+  auto weight = reference::normal<T, 2>({n, k}, 3), d_out = reference::normal<T, 2>({m, n}, 4);
+  tensor<T, 2> d_in({m, k});
+  for (auto form : {activation::none, activation::gelu_tanh, activation::gelu_erf}) {
+    ops::linear_backward(ex, ops::linear_gradients<T, T>{d_in, {}, {}}, d_out, in, weight,
+                         {.input_activation = form, .input_pre_activation = before});
+    std::vector<double> expected;
+    for (index_t i = 0; i < m; ++i)
+      for (index_t l = 0; l < k; ++l) {
+        double sum = 0;
+        for (index_t j = 0; j < n; ++j)
+          sum += static_cast<double>(static_cast<float>(d_out(i, j))) *
+                 static_cast<double>(static_cast<float>(weight(j, l)));
+        expected.push_back(sum * gelu_slope(form, static_cast<double>(static_cast<float>(before(i, l)))));
+      }
+    CHECK(max_relative_error(d_in, expected) < reference::tolerance<T>());
+  }
+  CHECK_THROWS_AS(ops::linear_backward(ex, ops::linear_gradients<T, T>{d_in, {}, {}}, d_out, in, weight,
+                                       {.accumulate_input = true,
+                                        .input_activation = activation::gelu_tanh,
+                                        .input_pre_activation = before}),
+                  config_error);
+  CHECK_THROWS_AS(ops::linear_backward(ex, ops::linear_gradients<T, T>{d_in, {}, {}}, d_out, in, weight,
+                                       {.input_activation = activation::gelu_tanh}),
+                  size_error); // input_pre_activation is missing
+}
+
 TEST_CASE("linear refuses shapes that do not fit") {
   exec::host ex({.threads = 1});
   tensor<float, 2> in({2, 3}), weight({4, 3}), wrong({4, 2}), out({2, 4});

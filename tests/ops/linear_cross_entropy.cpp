@@ -18,7 +18,7 @@ struct exact {
 
   exact(index_t rows, index_t width, index_t classes, std::vector<double> const& in,
         std::vector<double> const& weight, std::span<std::int32_t const> targets,
-        ops::linear_cross_entropy_options const& options)
+        ops::linear_cross_entropy_options<> const& options)
       : d_in(in.size()), d_weight(weight.size()) {
     double const smooth = options.label_smoothing, z = options.z_loss, scale = options.gradient_scale;
     auto const size = static_cast<std::size_t>(classes);
@@ -54,7 +54,7 @@ struct exact {
 };
 
 template <class T, class G>
-void compare(index_t rows, index_t width, index_t classes, ops::linear_cross_entropy_options options) {
+void compare(index_t rows, index_t width, index_t classes, ops::linear_cross_entropy_options<> options) {
   CAPTURE(rows);
   CAPTURE(options.chunk_rows);
   exec::host ex({.threads = reference::threads(2)});
@@ -129,13 +129,29 @@ TEST_CASE("rows that are all ignored count nothing and give zero gradients") {
   for (auto value : d_weight.span()) CHECK(value == 0);
 }
 
+TEST_CASE("the head adds sum and count to totals where they are given") {
+  exec::host ex({.threads = 1});
+  auto in = reference::normal<float, 2>({7, 3}, 1), weight = reference::normal<float, 2>({5, 3}, 2);
+  auto const targets = reference::integers(7, 5, 3);
+  arena<> memory(ops::linear_cross_entropy_scratch_bytes<float>(7, 5));
+  tensor<double, 1> totals({2});
+  auto const run = [&](view<double, 1> to) {
+    return ops::linear_cross_entropy<exec::host, float, float>(ex, {}, in, weight, targets,
+                                                               {.chunk_rows = 3, .totals = to}, memory);
+  };
+  auto const expected = run({});
+  CHECK(run(totals).count == 0);
+  CHECK(totals(0) == doctest::Approx(expected.sum).epsilon(1e-14));
+  CHECK(totals(1) == expected.count);
+}
+
 TEST_CASE("gradients of the head agree with finite differences") {
   exec::host ex({.threads = 1});
   auto in = reference::normal<float, 2>({4, 3}, 1), weight = reference::normal<float, 2>({6, 3}, 2);
   auto const targets = reference::integers(4, 6, 3);
   tensor<float, 2> d_in({4, 3}), d_weight({6, 3});
   arena<> memory(ops::linear_cross_entropy_scratch_bytes<float>(4, 6));
-  ops::linear_cross_entropy_options const options{.label_smoothing = 0.2f, .z_loss = 0.05f};
+  ops::linear_cross_entropy_options<> const options{.label_smoothing = 0.2f, .z_loss = 0.05f};
   ops::linear_cross_entropy(ex, ops::linear_cross_entropy_gradients<float, float>{d_in, d_weight}, in, weight,
                             targets, options, memory);
   auto const loss = [&] {

@@ -3,6 +3,8 @@
 ///
 ///     auto loss = ops::cross_entropy(ex, logits, losses, targets, {.write_gradient = true});
 ///     loss.sum / loss.count;   // mean negative log likelihood in nats, once all parts are added up
+///     ops::cross_entropy(ex, logits, losses, targets, {.totals = totals});   // totals += {sum, count}, no
+///     wait
 ///
 /// With p = softmax(x), t the target and s the label smoothing over V classes, a row's loss is
 ///     log(sum exp x) - (1 - s) x_t - s mean(x) + z_loss * log(sum exp x)^2,
@@ -22,11 +24,15 @@ namespace tessera::inline TESSERA_ABI::ops {
 /// A target that predicts nothing: the row's loss and gradient are zero and it is not counted.
 inline constexpr std::int32_t ignore_index = -100;
 
+template <memory_space M = host_memory>
 struct cross_entropy_options {
   float label_smoothing = 0; ///< In [0, 1]: share of the target's probability spread evenly over all classes.
   float z_loss = 0;          ///< Weight of the squared log partition function (keeps logits small).
   float gradient_scale = 1;  ///< Factor on the gradient, not on the loss.
   bool write_gradient = false; ///< Replace the logits by their gradient.
+  /// [2]: sum and count are added here where the space runs, and the call returns zeros: nobody waits for the
+  /// device. Empty: the call waits for them and returns them.
+  view<double, 1, M> totals = {};
 };
 
 struct sum_and_count {
@@ -42,8 +48,9 @@ struct softmax_row {
   float mean = 0;            ///< Of the logits; needed for label smoothing only.
 };
 
-TESSERA_HOST_DEVICE inline float cross_entropy_loss(softmax_row row, float target_logit,
-                                                    cross_entropy_options const& options) noexcept {
+template <memory_space M>
+TESSERA_HOST_DEVICE float cross_entropy_loss(softmax_row row, float target_logit,
+                                             cross_entropy_options<M> const& options) noexcept {
   return row.log_sum - (1.0f - options.label_smoothing) * target_logit - options.label_smoothing * row.mean +
          options.z_loss * row.log_sum * row.log_sum;
 }
@@ -53,8 +60,9 @@ TESSERA_HOST_DEVICE inline float cross_entropy_loss(softmax_row row, float targe
 struct cross_entropy_slope {
   float slope, even, target;
 
+  template <memory_space M>
   TESSERA_HOST_DEVICE cross_entropy_slope(softmax_row row, index_t classes,
-                                          cross_entropy_options const& options) noexcept
+                                          cross_entropy_options<M> const& options) noexcept
       : slope(options.gradient_scale * (1.0f + 2.0f * options.z_loss * row.log_sum) / row.exponential_sum),
         even(options.gradient_scale * options.label_smoothing / static_cast<float>(classes)),
         target(options.gradient_scale * (1.0f - options.label_smoothing)) {}
@@ -66,18 +74,22 @@ struct cross_entropy_on;
 
 /// logits [rows, V], losses [rows], targets [rows]; rows of logits may lie apart. Leaves each row's loss in
 /// `losses` (0 where ignored) and, with .write_gradient, its gradient in `logits`. Throws size_error where
-/// shapes differ, or where a target is neither in [0, V) nor ignore_index (nothing is written then);
-/// config_error for impossible options.
+/// shapes differ, or where a target is neither in [0, V) nor ignore_index; config_error for impossible
+/// options. A bad target is found before anything is written on the host, and by the device while it works
+/// elsewhere: there that row's loss and gradient are NaN, and the next call that waits for the space throws.
 template <exec::space Ex, storage_scalar T>
 sum_and_count cross_entropy(Ex& ex, view<T, 2, typename Ex::memory> logits,
                             std::type_identity_t<view<float, 1, typename Ex::memory>> losses,
                             input<std::int32_t, 1, typename Ex::memory> targets,
-                            cross_entropy_options options = {}, site where = site::here()) {
+                            cross_entropy_options<typename Ex::memory> options = {},
+                            site where = site::here()) {
   require_dense_rows("cross_entropy", "logits", logits, where);
   require_extents("cross_entropy", "losses", losses, {logits.extent(0)}, where);
   require_extents("cross_entropy", "targets", targets, {logits.extent(0)}, where);
   require_contiguous("cross_entropy", "losses", losses, where);
   require_contiguous("cross_entropy", "targets", targets, where);
+  require_extents_or_none("cross_entropy", "totals", options.totals, {2}, where);
+  require_contiguous("cross_entropy", "totals", options.totals, where);
   if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1))
     throw config_error("E-ops-005", where, "cross_entropy: label_smoothing is ", options.label_smoothing,
                        ", must lie in [0, 1]");

@@ -15,12 +15,14 @@
 
 namespace tessera::inline TESSERA_ABI::ops {
 
+template <memory_space M = host_memory>
 struct linear_cross_entropy_options {
-  float label_smoothing = 0; ///< As in cross_entropy.
-  float z_loss = 0;          ///< As in cross_entropy.
-  float gradient_scale = 1;  ///< Factor on the gradient of the loss sum.
-  bool accumulate = false;   ///< Add to d_weight instead of overwriting it.
-  index_t chunk_rows = 0;    ///< Rows whose logits are held at once; 0 stands for 512.
+  float label_smoothing = 0;      ///< As in cross_entropy.
+  float z_loss = 0;               ///< As in cross_entropy.
+  float gradient_scale = 1;       ///< Factor on the gradient of the loss sum.
+  bool accumulate = false;        ///< Add to d_weight instead of overwriting it.
+  index_t chunk_rows = 0;         ///< Rows whose logits are held at once; 0 stands for 512 (device: 4096).
+  view<double, 1, M> totals = {}; ///< As in cross_entropy.
 };
 
 /// Where the gradients go; both empty for an evaluation.
@@ -32,31 +34,41 @@ struct linear_cross_entropy_gradients {
 
 namespace detail {
 
+/// A processor's caches want few rows, a device enough of them to be busy.
+template <memory_space M>
 constexpr index_t chunk_of(index_t rows, index_t chunk_rows) noexcept {
-  auto const chunk = chunk_rows > 0 ? chunk_rows : 512;
+  auto const chunk = chunk_rows > 0 ? chunk_rows : index_t{M::host_accessible ? 512 : 4096};
   return rows < chunk ? rows : chunk;
+}
+
+/// Elements from row to row of the logits: each row begins at a boundary that products and 16-byte accesses
+/// are fast on, whatever the vocabulary.
+constexpr index_t padded_vocabulary(index_t vocabulary) noexcept {
+  return (vocabulary + 63) / 64 * 64;
 }
 
 } // namespace detail
 
 /// Bytes that the call below takes from the arena, and gives back.
-template <storage_scalar T>
+template <storage_scalar T, memory_space M = host_memory>
 constexpr index_t linear_cross_entropy_scratch_bytes(index_t rows, index_t vocabulary,
                                                      index_t chunk_rows = 0) noexcept {
-  auto const chunk = detail::chunk_of(rows, chunk_rows);
-  return arena<>::bytes_for<T>(chunk * vocabulary) + arena<>::bytes_for<float>(chunk);
+  auto const chunk = detail::chunk_of<M>(rows, chunk_rows);
+  return arena<M>::template bytes_for<T>(chunk * detail::padded_vocabulary(vocabulary)) +
+         arena<M>::template bytes_for<float>(chunk);
 }
 
 /// The summed loss of in[rows, w] weight[V, w]^T against targets[rows] (`ignore_index`: no loss, no gradient)
 /// and the number of counted rows; the gradients of the sum times gradient_scale where views are given.
-/// Throws size_error for extents that do not fit or a target outside [0, V).
+/// Throws size_error for extents that do not fit or a target outside [0, V) (on a device later, as
+/// cross_entropy does).
 template <exec::space Ex, storage_scalar T, storage_scalar G>
 sum_and_count
 linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::memory> gradients,
                      input<T, 2, typename Ex::memory> in, input<T, 2, typename Ex::memory> weight,
                      input<std::int32_t, 1, typename Ex::memory> targets,
-                     linear_cross_entropy_options options, arena<typename Ex::memory>& memory,
-                     site where = site::here()) {
+                     linear_cross_entropy_options<typename Ex::memory> options,
+                     arena<typename Ex::memory>& memory, site where = site::here()) {
   auto const rows = in.extent(0), width = in.extent(1), vocabulary = weight.extent(0);
   auto const wants_input = gradients.input.data() != nullptr;
   auto const wants_weight = gradients.weight.data() != nullptr;
@@ -67,8 +79,9 @@ linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::m
                           weight.extents(), where);
 
   arena_scope const scope(memory);
-  auto const chunk = detail::chunk_of(rows, options.chunk_rows);
-  auto const logits = memory.template take<T, 2>({chunk, vocabulary}, where);
+  auto const chunk = detail::chunk_of<typename Ex::memory>(rows, options.chunk_rows);
+  auto const logits = memory.template take<T, 2>({chunk, detail::padded_vocabulary(vocabulary)}, where)
+                          .slice(1, 0, vocabulary);
   auto const losses = memory.template take<float, 1>({chunk}, where);
   if (rows == 0 && wants_weight && !options.accumulate)
     matmul(ex, gradients.weight, logits, in, {.transpose_a = true}, where);
@@ -84,7 +97,8 @@ linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::m
                       {.label_smoothing = options.label_smoothing,
                        .z_loss = options.z_loss,
                        .gradient_scale = options.gradient_scale,
-                       .write_gradient = wants_input || wants_weight},
+                       .write_gradient = wants_input || wants_weight,
+                       .totals = options.totals},
                       where);
     total.sum += loss.sum;
     total.count += loss.count;

@@ -4,9 +4,12 @@
 ///     ops::matmul(ex, c, a, b);                            // c[m, n] = a[m, k] b[k, n]
 ///     ops::matmul(ex, c, a, b, {.transpose_b = true});     // c[m, n] = a[m, k] b[n, k]^T
 ///
-/// Cost: 2 m n k operations; see exec::host for who does them.
+/// Cost: 2 m n k operations; see exec::host for who does them there. On CUDA cuBLASLt does, one call for a
+/// whole batch; operands of different types are first widened to fp32 in scratch memory.
 #ifndef TESSERA_OPS_MATMUL_HPP
 #define TESSERA_OPS_MATMUL_HPP
+
+#include <utility>
 
 #include <tessera/core/scalar.hpp>
 #include <tessera/exec/space.hpp>
@@ -24,24 +27,34 @@ struct matmul_options {
 template <class T>
 concept matrix_scalar = storage_scalar<std::remove_const_t<T>>;
 
-/// The backends' product, over operands that are already transposed (their strides are swapped).
+/// The backends' products, over operands that are already transposed (their strides are swapped):
+/// `run(ex, c, a, b, accumulate, where)` and, over views of rank 3, `run_batched` with the same arguments.
 template <class Backend>
 struct matmul_on;
 
 namespace detail {
 
-/// The matrix as the product reads it. Throws size_error where elements of a row are not adjacent.
-template <matrix_scalar T, memory_space M>
-view<T const, 2, M> product_operand(view<T, 2, M> given, bool transpose, char const* name, site where) {
+/// The matrix, or the batch of matrices, as the product reads it. Throws size_error where elements of a row
+/// are not adjacent.
+template <matrix_scalar T, int Rank, memory_space M>
+view<T const, Rank, M> product_operand(view<T, Rank, M> given, bool transpose, char const* name, site where) {
   require_dense_rows("matmul", name, given, where);
-  if (!transpose) return {given.data(), given.extents(), {given.stride(0), 1}};
-  return {given.data(), {given.extent(1), given.extent(0)}, {1, given.stride(0)}};
+  constexpr auto row = static_cast<std::size_t>(Rank - 2), column = row + 1;
+  auto sizes = given.extents(), strides = given.strides();
+  strides[column] = 1; // whatever it is where rows have one element
+  if (transpose) {
+    std::swap(sizes[row], sizes[column]);
+    std::swap(strides[row], strides[column]);
+  }
+  return {given.data(), sizes, strides};
 }
 
-template <storage_scalar C, memory_space M, matrix_scalar A, matrix_scalar B>
-void check_product(view<C, 2, M> c, view<A, 2, M> a, view<B, 2, M> b, site where) {
+template <storage_scalar C, int Rank, memory_space M, matrix_scalar A, matrix_scalar B>
+void check_product(view<C, Rank, M> c, view<A, Rank, M> a, view<B, Rank, M> b, site where) {
+  constexpr auto row = Rank - 2, column = Rank - 1;
   require_dense_rows("matmul", "c", c, where);
-  if (a.extent(0) != c.extent(0) || b.extent(1) != c.extent(1) || a.extent(1) != b.extent(0))
+  if (a.extent(row) != c.extent(row) || b.extent(column) != c.extent(column) ||
+      a.extent(column) != b.extent(row))
     throw size_error("E-ops-101", where, "matmul: c is ", text_of(c.extents()), ", after transposition a is ",
                      text_of(a.extents()), " and b is ", text_of(b.extents()),
                      "; need c[m, n], a[m, k], b[k, n]");
@@ -57,7 +70,7 @@ void matmul(Ex& ex, view<C, 2, typename Ex::memory> c, view<A, 2, typename Ex::m
   auto const left = detail::product_operand(a, options.transpose_a, "a", where);
   auto const right = detail::product_operand(b, options.transpose_b, "b", where);
   detail::check_product(c, left, right, where);
-  if (!c.empty()) matmul_on<typename Ex::backend>::run(ex, c, left, right, options.accumulate);
+  if (!c.empty()) matmul_on<typename Ex::backend>::run(ex, c, left, right, options.accumulate, where);
 }
 
 /// The same for each index of the outermost dimension: c[i] (+)= op(a[i]) op(b[i]).
@@ -68,7 +81,11 @@ void matmul_batched(Ex& ex, view<C, 3, typename Ex::memory> c, view<A, 3, typena
   if (a.extent(0) != c.extent(0) || b.extent(0) != c.extent(0))
     throw size_error("E-ops-102", where, "matmul_batched: c has ", c.extent(0), " matrices, a ", a.extent(0),
                      ", b ", b.extent(0));
-  for (index_t i = 0; i < c.extent(0); ++i) matmul(ex, c[i], a[i], b[i], options, where);
+  if (c.extent(0) == 0) return;
+  auto const left = detail::product_operand(a, options.transpose_a, "a", where);
+  auto const right = detail::product_operand(b, options.transpose_b, "b", where);
+  detail::check_product(c, left, right, where);
+  if (!c.empty()) matmul_on<typename Ex::backend>::run_batched(ex, c, left, right, options.accumulate, where);
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops

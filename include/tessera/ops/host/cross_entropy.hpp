@@ -15,7 +15,7 @@ template <>
 struct cross_entropy_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T>
   static sum_and_count run(Ex& ex, view<T, 2> logits, view<float, 1> losses,
-                           view<std::int32_t const, 1> targets, cross_entropy_options const& options,
+                           view<std::int32_t const, 1> targets, cross_entropy_options<> const& options,
                            site where) {
     auto const rows = logits.extent(0), classes = logits.extent(1);
     for (index_t row = 0; row < rows; ++row)
@@ -49,7 +49,10 @@ struct cross_entropy_on<exec::host_backend> {
       total.sum += losses(row);
       total.count += targets(row) != ignore_index ? 1 : 0;
     }
-    return total;
+    if (options.totals.empty()) return total;
+    options.totals(0) += total.sum;
+    options.totals(1) += total.count;
+    return {};
   }
 
 private:

@@ -14,7 +14,7 @@ template <>
 struct linear_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T>
   static void forward(Ex& ex, view<T, 2> out, view<T const, 2> in, view<T const, 2> weight,
-                      view<T const, 1> bias, linear_options<T> const& options) {
+                      view<T const, 1> bias, linear_options<T> const& options, site) {
     auto const m = out.extent(0), n = out.extent(1);
     auto const pre = options.pre_activation;
     view<T const, 2> const weight_t{weight.data(), {weight.extent(1), n}, {1, weight.stride(0)}};
@@ -23,7 +23,7 @@ struct linear_on<exec::host_backend> {
       return matmul_on<exec::host_backend>::run(ex, out, in, weight_t, false);
 
     // Enough rows that reading the weight again for each block costs little, few enough to stay in cache.
-    auto const block = std::max<index_t>(256, block_elements / n);
+    auto const block = block_rows(n);
     for (index_t row = 0; row < m; row += block) {
       auto const end = std::min(m, row + block);
       auto const part = out.slice(0, row, end);
@@ -47,13 +47,12 @@ struct linear_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T, storage_scalar G>
   static void backward(Ex& ex, linear_gradients<T, G> const& gradients, view<T const, 2> d_out,
                        view<T const, 2> in, view<T const, 2> weight,
-                       linear_backward_options<T> const& options) {
+                       linear_backward_options<T> const& options, site where) {
     auto const m = d_out.extent(0), n = d_out.extent(1);
     if (options.activation != activation::none) {
       auto d_pre = options.scratch;
       if (d_pre.data() == nullptr)
-        d_pre = {ex.template handle<exec::scratch<linear_on>>().template take<T>(m * n, site::here()),
-                 {m, n}};
+        d_pre = {ex.template handle<exec::scratch<linear_on>>().template take<T>(m * n, where), {m, n}};
       if (options.activation == activation::gelu_tanh)
         columns(ex, gradients.bias, options.accumulate, d_out, d_pre, options.pre_activation,
                 [](float x) { return gelu_slope<gelu_form::tanh>(x); });
@@ -68,13 +67,24 @@ struct linear_on<exec::host_backend> {
       matmul_on<exec::host_backend>::run(ex, gradients.weight,
                                          view<T const, 2>{d_out.data(), {n, m}, {1, d_out.stride(0)}}, in,
                                          options.accumulate);
-    if (!gradients.input.empty())
+    if (gradients.input.empty()) return;
+    if (options.input_activation == activation::gelu_tanh)
+      before_activation(ex, gradients.input, d_out, weight, options.input_pre_activation,
+                        [](float x) { return gelu_slope<gelu_form::tanh>(x); });
+    else if (options.input_activation == activation::gelu_erf)
+      before_activation(ex, gradients.input, d_out, weight, options.input_pre_activation,
+                        [](float x) { return gelu_slope<gelu_form::erf>(x); });
+    else
       matmul_on<exec::host_backend>::run(ex, gradients.input, d_out, weight, options.accumulate_input);
   }
 
 private:
   static constexpr index_t block_elements = index_t{1} << 20;
   struct block_sums;
+
+  static index_t block_rows(index_t width) noexcept {
+    return std::max<index_t>(256, block_elements / std::max<index_t>(1, width));
+  }
 
   /// Where a block's fp32 sums go: the output itself, or scratch where the output has fewer bits, so that
   /// sum, bias and activation are rounded once.
@@ -112,6 +122,26 @@ private:
         bias.empty() ? pass(std::false_type{}, std::true_type{}, &kept(row, 0))
                      : pass(std::true_type{}, std::true_type{}, &kept(row, 0));
     });
+  }
+
+  /// d_in = d_out weight * slope(pre), block by block of rows.
+  template <exec::host_space Ex, storage_scalar T, class Slope>
+  static void before_activation(Ex& ex, view<T, 2> d_in, view<T const, 2> d_out, view<T const, 2> weight,
+                                view<T const, 2> pre, Slope slope) {
+    auto const m = d_in.extent(0), k = d_in.extent(1), block = block_rows(k);
+    for (index_t row = 0; row < m; row += block) {
+      auto const end = std::min(m, row + block);
+      auto const part = d_in.slice(0, row, end);
+      auto const sums = sums_of(ex, part);
+      matmul_on<exec::host_backend>::run(ex, sums, d_out.slice(0, row, end), weight, false);
+      host_detail::for_rows(ex, end - row, k, [&](index_t r) {
+        auto const* sum = &sums(r, 0);
+        auto const* x = &pre(row + r, 0);
+        auto* dx = &part(r, 0);
+        TESSERA_SIMD()
+        for (index_t i = 0; i < k; ++i) dx[i] = T(sum[i] * slope(host_detail::widened(x[i])));
+      });
+    }
   }
 
   /// One pass over d_out: d_pre = d_out * slope(pre), and the sums of its columns into bias. Each column is

@@ -13,8 +13,15 @@ namespace tessera::inline TESSERA_ABI::ops {
 template <>
 struct matmul_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar C, storage_scalar A, storage_scalar B>
-  static void run(Ex& ex, view<C, 2> c, view<A const, 2> a, view<B const, 2> b, bool accumulate) {
+  static void run(Ex& ex, view<C, 2> c, view<A const, 2> a, view<B const, 2> b, bool accumulate,
+                  site = site::here()) {
     host_detail::product_by<typename Ex::product>::run(ex, c, a, b, accumulate);
+  }
+
+  template <exec::host_space Ex, storage_scalar C, storage_scalar A, storage_scalar B>
+  static void run_batched(Ex& ex, view<C, 3> c, view<A const, 3> a, view<B const, 3> b, bool accumulate,
+                          site where) {
+    for (index_t i = 0; i < c.extent(0); ++i) run(ex, c[i], a[i], b[i], accumulate, where);
   }
 };
 

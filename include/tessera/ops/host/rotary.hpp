@@ -2,9 +2,9 @@
 #ifndef TESSERA_OPS_HOST_ROTARY_HPP
 #define TESSERA_OPS_HOST_ROTARY_HPP
 
-#include <cmath>
 #include <vector>
 
+#include <tessera/ops/detail/rotary_angles.hpp>
 #include <tessera/ops/host/detail/loops.hpp>
 #include <tessera/ops/rotary.hpp>
 
@@ -29,10 +29,10 @@ struct rotary_on<exec::host_backend> {
         auto* second = first + half;
         TESSERA_SIMD()
         for (index_t i = 0; i < half; ++i) {
-          auto const a = static_cast<float>(first[i]), b = static_cast<float>(second[i]);
-          auto const c = cosine[i], s = sign * sine[i];
-          store(first[i], a * c - b * s);
-          store(second[i], b * c + a * s);
+          auto a = static_cast<float>(first[i]), b = static_cast<float>(second[i]);
+          detail::rotate(a, b, cosine[i], sign * sine[i]);
+          store(first[i], a);
+          store(second[i], b);
         }
       }
     });
@@ -64,15 +64,7 @@ private:
           auto const count = element_count<3>({size, 2 * half, index_t{sizeof(float)}}, where);
           memory = buffer<host_memory>(count, account, where);
           positions = size;
-          auto* row = static_cast<float*>(memory.data());
-          for (index_t p = 0; p < size; ++p, row += 2 * half)
-            for (index_t i = 0; i < half; ++i) {
-              auto const angle =
-                  static_cast<double>(p) *
-                  std::pow(static_cast<double>(theta), -static_cast<double>(i) / static_cast<double>(half));
-              row[i] = static_cast<float>(std::cos(angle));
-              row[half + i] = static_cast<float>(std::sin(angle));
-            }
+          detail::fill_rotary_table(static_cast<float*>(memory.data()), theta, half, size);
         }
         return static_cast<float const*>(memory.data());
       }

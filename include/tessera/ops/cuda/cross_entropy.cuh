@@ -1,0 +1,209 @@
+/// cross_entropy on CUDA: a block takes a row, reads it with a running maximum in every thread (online
+/// softmax, Milakov and Gimelshein, 2018), and once more for its gradient, last elements first: those are
+/// still in the caches, as the whole row is in the second level's.
+#ifndef TESSERA_OPS_CUDA_CROSS_ENTROPY_CUH
+#define TESSERA_OPS_CUDA_CROSS_ENTROPY_CUH
+
+#include <cub/block/block_reduce.cuh>
+
+#include <tessera/exec/copy_cuda.hpp>
+#include <tessera/exec/pack.cuh>
+#include <tessera/exec/scratch.hpp>
+#include <tessera/ops/cross_entropy.hpp>
+#include <tessera/ops/cuda/detail/faults.cuh>
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+/// The softmax of some of a row's elements.
+struct softmax_part {
+  float maximum = -0x1.fffffep+127f; // the lowest finite number: rows may begin with minus infinities
+  float exponentials = 0;            // of x - maximum
+  float logits = 0;
+
+  template <int N>
+  __device__ __forceinline__ void add(float const (&x)[N]) {
+    auto higher = maximum;
+#pragma unroll
+    for (int i = 0; i < N; ++i) higher = elementary::larger(higher, x[i]);
+    if (higher > maximum) {
+      exponentials *= elementary::exp(maximum - higher);
+      maximum = higher;
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      exponentials += elementary::exp(x[i] - maximum);
+      logits += x[i];
+    }
+  }
+};
+
+struct merge_softmax {
+  __device__ softmax_part operator()(softmax_part const& a, softmax_part const& b) const {
+    softmax_part both;
+    both.maximum = elementary::larger(a.maximum, b.maximum);
+    both.exponentials = a.exponentials * elementary::exp(a.maximum - both.maximum) +
+                        b.exponentials * elementary::exp(b.maximum - both.maximum);
+    both.logits = a.logits + b.logits;
+    return both;
+  }
+};
+
+/// A row cut at the boundaries of 16 bytes: `head` elements, `packs` of N, the rest.
+template <storage_scalar T>
+struct row_pieces {
+  static constexpr int n = exec::pack_size<T>;
+  index_t head, packs, single;
+
+  __device__ row_pieces(T const* row, index_t width) {
+    auto const past = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(row) % 16 / sizeof(T));
+    head = past == 0 ? 0 : static_cast<index_t>(16 / sizeof(T)) - past;
+    if (head > width) head = width;
+    packs = (width - head) / n;
+    single = width - packs * n;
+  }
+  __device__ index_t pack(index_t p) const { return head + p * n; }
+  /// The elements outside packs, counted from 0.
+  __device__ index_t element(index_t s) const { return s < head ? s : s + packs * n; }
+};
+
+struct loss_and_count {
+  double loss = 0, count = 0;
+};
+struct add_losses {
+  __device__ loss_and_count operator()(loss_and_count const& a, loss_and_count const& b) const {
+    return {a.loss + b.loss, a.count + b.count};
+  }
+};
+
+template <storage_scalar T>
+__device__ void fill_row(T* x, index_t classes, float value) {
+  for (auto i = index_t{threadIdx.x}; i < classes; i += blockDim.x) x[i] = T(value);
+}
+
+template <int Threads, storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(Threads)
+    cross_entropy_kernel(T* logits, index_t stride, index_t classes, float* losses,
+                         std::int32_t const* targets, cross_entropy_options<cuda_memory> options,
+                         fault_flag flag) {
+  using reduce = cub::BlockReduce<softmax_part, Threads>;
+  constexpr int n = row_pieces<T>::n;
+  __shared__ typename reduce::TempStorage storage;
+  __shared__ softmax_row shared_row;
+  auto const row = index_t{blockIdx.x};
+  auto* x = logits + row * stride;
+  auto const target = targets[row];
+  auto const is_class = target >= 0 && target < classes;
+  if (!is_class) {
+    auto const ignored = target == ignore_index;
+    constexpr auto not_a_number = std::bit_cast<float>(0x7fc00000u);
+    if (threadIdx.x == 0) {
+      losses[row] = ignored ? 0.0f : not_a_number;
+      if (!ignored) flag.raise(row, target);
+    }
+    if (options.write_gradient) fill_row(x, classes, ignored ? 0.0f : not_a_number);
+    return;
+  }
+
+  row_pieces<T> const pieces(x, classes);
+  softmax_part part;
+  for (auto p = index_t{threadIdx.x}; p < pieces.packs; p += Threads) {
+    float value[n];
+    exec::load_pack(value, x + pieces.pack(p));
+    part.add(value);
+  }
+  for (auto s = index_t{threadIdx.x}; s < pieces.single; s += Threads) {
+    float const value[1] = {static_cast<float>(x[pieces.element(s)])};
+    part.add(value);
+  }
+  part = reduce(storage).Reduce(part, merge_softmax{});
+  if (threadIdx.x == 0) {
+    shared_row = {part.maximum, part.exponentials, part.maximum + elementary::log(part.exponentials),
+                  options.label_smoothing > 0 ? part.logits / static_cast<float>(classes) : 0.0f};
+    losses[row] = cross_entropy_loss(shared_row, static_cast<float>(x[target]), options);
+  }
+  if (!options.write_gradient) return;
+  __syncthreads();
+
+  cross_entropy_slope const g(shared_row, classes, options);
+  auto const maximum = shared_row.maximum;
+  auto const gradient = [&](float logit, index_t i) {
+    auto const even = elementary::exp(logit - maximum) * g.slope - g.even;
+    return i == target ? even - g.target : even;
+  };
+  for (auto s = index_t{threadIdx.x}; s < pieces.single; s += Threads) {
+    auto const i = pieces.element(s);
+    x[i] = T(gradient(static_cast<float>(x[i]), i));
+  }
+  for (auto p = pieces.packs - 1 - index_t{threadIdx.x}; p >= 0; p -= Threads) {
+    auto const first = pieces.pack(p);
+    float value[n];
+    exec::load_pack(value, x + first);
+#pragma unroll
+    for (int i = 0; i < n; ++i) value[i] = gradient(value[i], first + i);
+    exec::store_pack(x + first, value);
+  }
+}
+
+inline constexpr int total_threads = 256;
+
+/// totals (+)= {the sum of the losses, the number of rows that are not ignored}, in one block: one order.
+template <std::floating_point Loss>
+TESSERA_KERNEL void __launch_bounds__(total_threads)
+    loss_totals_kernel(double* totals, Loss const* losses, std::int32_t const* targets, index_t rows,
+                       bool add) {
+  using reduce = cub::BlockReduce<loss_and_count, total_threads>;
+  __shared__ typename reduce::TempStorage storage;
+  loss_and_count mine;
+  for (auto row = index_t{threadIdx.x}; row < rows; row += total_threads) {
+    mine.loss += static_cast<double>(losses[row]);
+    mine.count += targets[row] != ignore_index ? 1 : 0;
+  }
+  auto const all = reduce(storage).Reduce(mine, add_losses{});
+  if (threadIdx.x != 0) return;
+  totals[0] = all.loss + (add ? totals[0] : 0);
+  totals[1] = all.count + (add ? totals[1] : 0);
+}
+
+} // namespace cuda_detail
+
+template <>
+struct cross_entropy_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static sum_and_count run(Ex& ex, view<T, 2, exec::cuda_memory> logits,
+                           view<float, 1, exec::cuda_memory> losses,
+                           view<std::int32_t const, 1, exec::cuda_memory> targets,
+                           cross_entropy_options<exec::cuda_memory> const& options, site where) {
+    using namespace cuda_detail;
+    auto const rows = logits.extent(0), classes = logits.extent(1);
+    if (rows == 0) return {};
+    auto const flag = ex.template handle<faults>().expect(fault::target, classes, where);
+    auto const start = [&](auto threads) {
+      exec::launch(ex, {.grid = exec::grid_of(rows), .block = dim3(decltype(threads)::value), .where = where},
+                   cross_entropy_kernel<decltype(threads)::value, T>, logits.data(), logits.stride(0),
+                   classes, losses.data(), targets.data(), options, flag);
+    };
+    if (classes <= 4096)
+      start(std::integral_constant<int, 128>{});
+    else
+      start(std::integral_constant<int, 1024>{});
+
+    auto const waits = options.totals.empty();
+    auto* totals =
+        waits
+            ? ex.template handle<exec::scratch<cross_entropy_on, exec::cuda_memory>>().template take<double>(
+                  2, where)
+            : options.totals.data();
+    exec::launch(ex, {.block = dim3(total_threads), .where = where}, loss_totals_kernel<float>, totals,
+                 static_cast<float const*>(losses.data()), targets.data(), rows, !waits);
+    if (!waits) return {};
+    double result[2];
+    exec::copy(ex, std::span<double>(result), device_span<double const, exec::cuda_memory>(totals, 2), where);
+    return {result[0], result[1]};
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif

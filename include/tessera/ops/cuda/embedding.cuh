@@ -1,0 +1,236 @@
+/// embedding on CUDA. The backward sorts the rows by token (a stable radix sort), so that each row of the
+/// table is summed in float, in the order of the tokens, and written once.
+#ifndef TESSERA_OPS_CUDA_EMBEDDING_CUH
+#define TESSERA_OPS_CUDA_EMBEDDING_CUH
+
+#include <cub/device/device_radix_sort.cuh>
+
+#include <tessera/exec/pack.cuh>
+#include <tessera/exec/scratch.hpp>
+#include <tessera/ops/cuda/detail/faults.cuh>
+#include <tessera/ops/embedding.hpp>
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+inline constexpr int embedding_lanes = 32, embedding_rows = 8; ///< A warp takes a row.
+
+/// Rows of a matrix, for kernels that read or write packs of them.
+template <class T>
+struct matrix_rows {
+  T* data;
+  index_t stride;
+  bool aligned; ///< Every row begins at a boundary of 16 bytes.
+
+  explicit matrix_rows(view<T, 2, cuda_memory> matrix) noexcept
+      : data(matrix.data()), stride(matrix.stride(0)),
+        aligned(exec::aligned16(matrix.data(), matrix.stride(0))) {}
+  __device__ T* at(index_t row, index_t column) const { return data + row * stride + column; }
+};
+
+template <storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
+    embedding_kernel(matrix_rows<T> out, view<std::int32_t const, 2, cuda_memory> tokens,
+                     matrix_rows<T const> table, matrix_rows<T const> positions, index_t first_position,
+                     index_t classes, index_t width, fault_flag flag) {
+  constexpr int n = exec::pack_size<T>;
+  auto const row = index_t{blockIdx.x} * embedding_rows + threadIdx.y;
+  if (row >= tokens.size()) return;
+  auto const t = row % tokens.extent(1);
+  auto const token = *tokens.address(row / tokens.extent(1), t);
+  auto const known = token >= 0 && token < classes;
+  if (!known && threadIdx.x == 0) flag.raise(row, token);
+  for (auto column = index_t{threadIdx.x} * n; column < width; column += embedding_lanes * n) {
+    auto const count = width - column;
+    float value[n];
+#pragma unroll
+    for (int i = 0; i < n; ++i) value[i] = std::bit_cast<float>(0x7fc00000u); // what no token embeds to: NaN
+    if (known) exec::load_part(value, table.at(token, column), count, table.aligned);
+    if (positions.data != nullptr) {
+      float position[n];
+      exec::load_part(position, positions.at(first_position + t, column), count, positions.aligned);
+#pragma unroll
+      for (int i = 0; i < n; ++i) value[i] += position[i];
+    }
+    exec::store_part(out.at(row, column), value, count, out.aligned);
+  }
+}
+
+/// What is sorted: each row's token (`classes` for one that is none) and its number.
+template <std::unsigned_integral Key>
+TESSERA_KERNEL void __launch_bounds__(256)
+    token_keys_kernel(Key* keys, std::int32_t* rows, view<std::int32_t const, 2, cuda_memory> tokens,
+                      std::uint32_t classes, fault_flag flag) {
+  auto const row = index_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (row >= tokens.size()) return;
+  auto const token = *tokens.address(row / tokens.extent(1), row % tokens.extent(1));
+  auto const known = token >= 0 && static_cast<Key>(token) < classes;
+  if (!known) flag.raise(row, token);
+  keys[row] = known ? static_cast<Key>(token) : classes;
+  rows[row] = static_cast<std::int32_t>(row);
+}
+
+/// first[v] = the number of sorted keys below v, for v in [0, classes].
+template <std::unsigned_integral Key>
+TESSERA_KERNEL void __launch_bounds__(256)
+    token_starts_kernel(std::int32_t* first, Key const* keys, std::int32_t count, Key classes) {
+  auto const v = blockIdx.x * blockDim.x + threadIdx.x;
+  if (v > classes) return;
+  std::int32_t low = 0, high = count;
+  while (low < high) {
+    auto const middle = low + (high - low) / 2;
+    if (keys[middle] < v)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  first[v] = low;
+}
+
+/// Which rows of the gradient belong to a row of the table: those of its token.
+struct rows_of_token {
+  std::int32_t const* first;
+  std::int32_t const* rows;
+
+  __device__ index_t begin(index_t token) const { return first[token]; }
+  __device__ index_t end(index_t token) const { return first[token + 1]; }
+  __device__ index_t row(index_t k, index_t) const { return rows[k]; }
+};
+
+/// Those of its position, one of each sample.
+struct rows_of_position {
+  index_t samples, length, first_position;
+
+  __device__ index_t begin(index_t) const { return 0; }
+  __device__ index_t end(index_t position) const {
+    auto const t = position - first_position;
+    return t >= 0 && t < length ? samples : 0;
+  }
+  __device__ index_t row(index_t k, index_t position) const { return k * length + position - first_position; }
+};
+
+/// out[i] (+)= the sum of its rows of `in`, in their order: a warp for each i and each 32 packs of columns.
+template <storage_scalar G, storage_scalar T, class Rows>
+TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
+    row_sums_kernel(matrix_rows<G> out, matrix_rows<T const> in, Rows rows, index_t count, index_t width,
+                    bool accumulate) {
+  constexpr int n = exec::pack_size<G, T>;
+  auto const i = index_t{blockIdx.x} * embedding_rows + threadIdx.y;
+  auto const column = (index_t{blockIdx.y} * embedding_lanes + threadIdx.x) * n;
+  auto const left = width - column;
+  if (i >= count || left <= 0) return;
+  auto const begin = rows.begin(i), end = rows.end(i);
+  if (begin == end && accumulate) return;
+  float sum[n] = {};
+  if (accumulate) exec::load_part(sum, out.at(i, column), left, out.aligned);
+#pragma unroll 4
+  for (auto k = begin; k < end; ++k) {
+    float value[n];
+    exec::load_part(value, in.at(rows.row(k, i), column), left, in.aligned);
+#pragma unroll
+    for (int j = 0; j < n; ++j) sum[j] += value[j];
+  }
+  exec::store_part(out.at(i, column), sum, left, out.aligned);
+}
+
+} // namespace cuda_detail
+
+template <>
+struct embedding_on<exec::cuda_backend> {
+  template <class T, int Rank>
+  using device_view = view<T, Rank, exec::cuda_memory>;
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void forward(Ex& ex, device_view<T, 2> out, device_view<std::int32_t const, 2> tokens,
+                      device_view<T const, 2> table, device_view<T const, 2> positions,
+                      index_t first_position, site where) {
+    using namespace cuda_detail;
+    auto const classes = table.extent(0);
+    auto const flag = ex.template handle<faults>().expect(fault::token, classes, where, tokens.extent(1));
+    exec::launch(ex,
+                 {.grid = exec::grid_of((tokens.size() + embedding_rows - 1) / embedding_rows),
+                  .block = dim3(embedding_lanes, embedding_rows),
+                  .where = where},
+                 embedding_kernel<T>, matrix_rows<T>(out), tokens, matrix_rows<T const>(table),
+                 matrix_rows<T const>(positions), first_position, classes, table.extent(1), flag);
+  }
+
+  template <exec::cuda_space Ex, storage_scalar G, storage_scalar T>
+  static void backward(Ex& ex, device_view<G, 2> d_table, device_view<G, 2> d_positions,
+                       device_view<T const, 2> d_out, device_view<std::int32_t const, 2> tokens,
+                       embedding_backward_options const& options, site where) {
+    using namespace cuda_detail;
+    sum_rows(ex, d_table, d_out, sorted(ex, tokens, d_table.extent(0), where), options.accumulate_table,
+             where);
+    if (d_positions.data() != nullptr)
+      sum_rows(ex, d_positions, d_out,
+               rows_of_position{tokens.extent(0), tokens.extent(1), options.first_position},
+               options.accumulate_positions, where);
+  }
+
+private:
+  template <class Tag, class T, exec::cuda_space Ex>
+  static T* take(Ex& ex, index_t count, site where) {
+    return ex.template handle<exec::scratch<Tag, exec::cuda_memory>>().template take<T>(count, where);
+  }
+  struct keys_in;
+  struct keys_out;
+  struct rows_in;
+  struct rows_out;
+  struct starts;
+  struct sorting;
+
+  template <exec::cuda_space Ex>
+  static cuda_detail::rows_of_token sorted(Ex& ex, device_view<std::int32_t const, 2> tokens, index_t classes,
+                                           site where) {
+    using namespace cuda_detail;
+    auto const count = narrow<std::int32_t>(tokens.size(), where);
+    auto const limit = static_cast<std::uint32_t>(narrow<std::int32_t>(classes, where));
+    auto* keys = take<keys_in, std::uint32_t>(ex, count, where);
+    auto* keys_sorted = take<keys_out, std::uint32_t>(ex, count, where);
+    auto* rows = take<rows_in, std::int32_t>(ex, count, where);
+    auto* rows_sorted = take<rows_out, std::int32_t>(ex, count, where);
+    auto* first = take<starts, std::int32_t>(ex, classes + 1, where);
+    if (count > 0) {
+      auto const flag =
+          ex.template handle<faults>().expect(fault::token_backward, classes, where, tokens.extent(1));
+      exec::launch(ex, {.grid = exec::grid_of((count + 255) / 256), .block = dim3(256), .where = where},
+                   token_keys_kernel<std::uint32_t>, keys, rows, tokens, limit, flag);
+      auto const bits = static_cast<int>(std::bit_width(limit));
+      std::size_t bytes = 0;
+      auto const sort = [&](void* memory) {
+        exec::cuda_check(cub::DeviceRadixSort::SortPairs(memory, bytes,
+                                                         static_cast<std::uint32_t const*>(keys), keys_sorted,
+                                                         static_cast<std::int32_t const*>(rows), rows_sorted,
+                                                         count, 0, bits, ex.stream()),
+                         "cub::DeviceRadixSort::SortPairs", where);
+      };
+      sort(nullptr); // asks for the bytes
+      sort(take<sorting, char>(ex, narrow<index_t>(bytes > 0 ? bytes : 1, where), where));
+    }
+    exec::launch(ex, {.grid = exec::grid_of((classes + 256) / 256), .block = dim3(256), .where = where},
+                 token_starts_kernel<std::uint32_t>, first, static_cast<std::uint32_t const*>(keys_sorted),
+                 count, limit);
+    return {first, rows_sorted};
+  }
+
+  template <exec::cuda_space Ex, storage_scalar G, storage_scalar T, class Rows>
+  static void sum_rows(Ex& ex, device_view<G, 2> out, device_view<T const, 2> in, Rows rows, bool accumulate,
+                       site where) {
+    using namespace cuda_detail;
+    constexpr index_t across = embedding_lanes * exec::pack_size<G, T>;
+    auto const count = out.extent(0), width = out.extent(1);
+    exec::launch(
+        ex,
+        {.grid = exec::grid_of((count + embedding_rows - 1) / embedding_rows, (width + across - 1) / across),
+         .block = dim3(embedding_lanes, embedding_rows),
+         .where = where},
+        row_sums_kernel<G, T, Rows>, matrix_rows<G>(out), matrix_rows<T const>(in), rows, count, width,
+        accumulate);
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
