@@ -99,7 +99,7 @@ public:
   int multiprocessors() const noexcept { return multiprocessors_; }
   /// What computes, in words.
   std::string description() const {
-    return text_of("CUDA device ", options_.device, ", ", multiprocessors_, " multiprocessors");
+    return tessera::text_of("CUDA device ", options_.device, ", ", multiprocessors_, " multiprocessors");
   }
   index_t workspace_bytes() const noexcept { return options_.workspace_bytes; }
 

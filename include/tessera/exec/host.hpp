@@ -65,7 +65,7 @@ public:
   }
   /// What computes, in words.
   std::string description() const {
-    return text_of(threads_, threads_ == 1 ? " thread, " : " threads, ", Product::name, " products");
+    return tessera::text_of(threads_, threads_ == 1 ? " thread, " : " threads, ", Product::name, " products");
   }
 
   /// Host operations have finished when they return.
