@@ -28,13 +28,15 @@
 /// Cost of device calls: one NCCL call or group each; rank_order two and a kernel (one up to 2 KiB). A stall
 /// limit puts NCCL in its non-blocking mode, some 10 us a call. Needs the kernels of comm/cuda/nccl.cuh,
 /// compiled once in the program by nvcc for each type that is reduced.
+///
+/// Exists under TESSERA_WITH_NCCL.
 #ifndef TESSERA_COMM_NCCL_HPP
 #define TESSERA_COMM_NCCL_HPP
 
-#include <nccl.h>
+#if defined(TESSERA_WITH_NCCL)
 
 #include <tessera/comm/detail/interface.hpp>
-#include <tessera/exec/event.hpp>
+#include <tessera/comm/detail/nccl_engine.hpp>
 
 namespace tessera::inline TESSERA_ABI::comm {
 
@@ -43,12 +45,6 @@ struct nccl_options {
   bool checked = false;
   double stall_limit = 0;
 };
-
-} // namespace tessera::inline TESSERA_ABI::comm
-
-#include <tessera/comm/detail/nccl_engine.hpp>
-
-namespace tessera::inline TESSERA_ABI::comm {
 
 /// What the ranks of one communicator have in common before they know each other: made on one of them, and
 /// brought to the others by the host application, byte by byte.
@@ -126,5 +122,7 @@ private:
 static_assert(communicator<nccl>);
 
 } // namespace tessera::inline TESSERA_ABI::comm
+
+#endif
 
 #endif

@@ -6,6 +6,8 @@
 #ifndef TESSERA_COMM_CUDA_NCCL_CUH
 #define TESSERA_COMM_CUDA_NCCL_CUH
 
+#if defined(TESSERA_WITH_NCCL)
+
 #include <tessera/comm/nccl.hpp>
 #include <tessera/exec/launch.cuh>
 
@@ -87,5 +89,7 @@ bool combine_on_device(void* where, combine_step const& step) {
 }
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
 
 #endif

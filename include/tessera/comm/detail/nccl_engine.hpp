@@ -1,11 +1,12 @@
 /// Drives the calls of one nccl communicator. Everything that a call needs is put into the lane when the call
 /// is made, exchange, sum and collection one after another; what is left is to wait for its event.
-#include <tessera/comm/detail/nccl_operation.hpp>
-
 #ifndef TESSERA_COMM_DETAIL_NCCL_ENGINE_HPP
 #define TESSERA_COMM_DETAIL_NCCL_ENGINE_HPP
 
+#if defined(TESSERA_WITH_NCCL)
+
 #include <algorithm>
+#include <tessera/comm/detail/nccl_operation.hpp>
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
@@ -149,8 +150,7 @@ private:
     } else {
       spare_ = one->next;
     }
-    static_cast<nccl_call&>(*one) = {.request = c, .group = group, .blocking = blocking};
-    one->reset();
+    one->reset(c, group, blocking);
     return *one;
   }
   void recycle(op& one) noexcept {
@@ -389,5 +389,7 @@ private:
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
 
 #endif

@@ -1,12 +1,14 @@
 /// The calls of NCCL: one communicator of it, the stream that they run in, every return code looked at, and
 /// the watchdog.
-// Before the guard, since nccl.h is included by that header alone, which includes this one where it belongs.
-#include <tessera/comm/nccl.hpp>
-
 #ifndef TESSERA_COMM_DETAIL_NCCL_LINK_HPP
 #define TESSERA_COMM_DETAIL_NCCL_LINK_HPP
 
+#if defined(TESSERA_WITH_NCCL)
+
+#include <nccl.h>
+
 #include <tessera/comm/detail/nccl_side.hpp>
+#include <tessera/exec/event.hpp>
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
@@ -81,7 +83,10 @@ public:
   /// Waits for what is under way; aborts where that cannot end, or while an exception unwinds.
   ~nccl_link() {
     if (comm_ == nullptr) return;
-    if (std::uncaught_exceptions() > unwinding_) return abort();
+    if (std::uncaught_exceptions() > unwinding_) {
+      abort();
+      return;
+    }
     try {
       nccl_call ending = making_of("the end of comm::nccl", site{});
       exec::event last(lane);
@@ -332,5 +337,7 @@ private:
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
 
 #endif

@@ -1,8 +1,10 @@
 /// A call of an nccl communicator under way, and what the checked level does with device memory.
-#include <tessera/comm/detail/nccl_link.hpp>
-
 #ifndef TESSERA_COMM_DETAIL_NCCL_OPERATION_HPP
 #define TESSERA_COMM_DETAIL_NCCL_OPERATION_HPP
+
+#if defined(TESSERA_WITH_NCCL)
+
+#include <tessera/comm/detail/nccl_link.hpp>
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
@@ -45,9 +47,13 @@ struct nccl_operation : nccl_call {
 
   nccl_operation* next = nullptr;
 
-  void reset() noexcept {
+  void reset(call const& c, std::uint64_t of_group, bool is_blocking) noexcept {
+    static_cast<nccl_call&>(*this) = {};
+    request = c;
+    group = of_group;
+    blocking = is_blocking;
     finished = waiting = adds_integers = false;
-    on_device = request.on_device;
+    on_device = c.on_device;
     unwinding = std::uncaught_exceptions();
     error = nullptr;
     host_out = nullptr;
@@ -91,5 +97,7 @@ private:
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
 
 #endif
