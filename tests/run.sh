@@ -40,7 +40,7 @@ tests_of() {
     bare) echo '^(core|exec|compile)[.]|^ops[.](matmul|linear|attention)$' ;;
     debug) echo '^(core|layout|exec|ops)[.]|^comm[.](threads|mpi)$|^data[.](token_|sampler)' \
       '|^io[.](atomic_file|mapped_file|safetensors|safetensors_writer|json)$' | tr -d ' ' ;;
-    cuda) echo '^compile[.]cuda$|^house[.]cuda_|^consumer[.]cuda$' ;;
+    cuda) echo '^compile[.]cuda$|^house[.]cuda_(resources|linkage)$|^consumer[.]cuda$' ;;
     thread) echo '^comm[.]threads$|^parallel[.](data_parallel|invariant)$' ;;
   esac
 }

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 
-from house import ROOT, build, is_inner, not_run, read_tree, run
+from house import ROOT, build, is_inner, not_run, read_tree, run, without_nccl
 
 BUDGET = ROOT / "tests/house/include_budget.txt"
 ALLOWANCE = 1.05
@@ -46,7 +46,8 @@ measured_with = re.search(r"g\+\+ (\d+)", text)
 if not is_gcc or (measured_with and measured_with.group(1) != compiler and "--update" not in sys.argv):
     not_run(f"the budget was measured with g++ {measured_with and measured_with.group(1)}")
 
-headers = [p[len("include/"):] for p in read_tree().headers() if p.endswith(".hpp") and not is_inner(p)]
+headers = [p[len("include/"):] for p in without_nccl(read_tree().headers())
+           if p.endswith(".hpp") and not is_inner(p)]
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     measured = dict(zip(headers, pool.map(lines_of, headers)))
 

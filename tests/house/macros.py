@@ -2,7 +2,7 @@
 import re
 import sys
 
-from house import ROOT, Tree, build, includes, read_tree, run
+from house import ROOT, Tree, build, includes, read_tree, run, without_nccl
 
 # Short names that C headers in wide use define: <complex.h>, <termios.h>, Windows' and Arduino's headers.
 POISON = ["I", "small", "B0", "B1", "PI", "DEBUG", "ERROR", "CHECK"]
@@ -10,7 +10,8 @@ this_build = build()
 
 
 def names(tree):
-    return [path[len("include/"):] for path in tree.headers() if path.endswith(".hpp")]
+    return [path[len("include/"):] for path in without_nccl(tree.headers())
+            if path.endswith(".hpp")]
 
 
 def program(tree, poison):

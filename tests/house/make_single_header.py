@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ROOMS = ["core", "layout", "exec", "ops", "comm", "partition", "io", "data", "optim", "nn", "moe", "lora", "parallel",
          "train"]
 # Headers that whoever includes them by name wants in any case, and the umbrella only where the library is there.
-NEEDS = {"tessera/comm/mpi.hpp": "TESSERA_WITH_MPI"}
+NEEDS = {"tessera/comm/mpi.hpp": "TESSERA_WITH_MPI", "tessera/comm/nccl.hpp": "TESSERA_WITH_NCCL"}
 INCLUDE = re.compile(r"\s*#\s*include\s*<(tessera/[^>]+)>")
 # A header all of which stands under a condition, such as those that need MPI.
 WHOLLY_CONDITIONAL = re.compile(r"#define TESSERA_\w+_(?:HPP|CUH)\n(?:\s*\n|#include [^\n]*\n)*#if defined\(")
