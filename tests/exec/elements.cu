@@ -69,7 +69,7 @@ TEST_CASE("rows with gaps, of arrays of several types, one of them read and writ
       for (index_t i = 0; i < x.size(); ++i) c.data()[i] = bf16(x.data()[i]);
       device_rows<float> a(ex, how, 0, rows, width), b(ex, x, how, 1);
       device_rows<bf16> in(ex, c, how, 2);
-      auto const stride = [](auto const& array) { return array.rows().stride(0); };
+      auto const stride = [](auto& array) { return array.rows().stride(0); };
       exec::for_elements(ex, rows, width, mixed{}, exec::writes(a.rows().data(), stride(a)),
                          exec::updates(b.rows().data(), stride(b)),
                          exec::reads(in.rows().data(), stride(in)));
