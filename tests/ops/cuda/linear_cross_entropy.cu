@@ -107,7 +107,8 @@ TEST_CASE("no rows give no loss and zero gradients on CUDA") {
       ex, ops::linear_cross_entropy_gradients<float, float, exec::cuda_memory>{in, d_weight}, in, weight,
       targets, {}, memory);
   CHECK(loss.count == 0);
-  for (auto value : d_weight.read(ex).span()) CHECK(value == 0);
+  auto const zeros = d_weight.read(ex);
+  for (auto value : zeros.span()) CHECK(value == 0);
 }
 
 TEST_CASE("a bad target of the head is named once somebody waits") {

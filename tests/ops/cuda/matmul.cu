@@ -6,6 +6,7 @@
 #include "support/reference.hpp"
 #include "support/thrown.hpp"
 #if defined(TESSERA_CUDA_EMULATION)
+#include <cuda_emulation/control.hpp>
 #include <cuda_emulation/cublaslt.hpp>
 #endif
 

@@ -104,6 +104,8 @@ class cublaslt {
 public:
   explicit cublaslt(exec::cuda&) {
     cublaslt_check(cublasLtCreate(library_.place()), "cublasLtCreate", site::here());
+    cublaslt_check(cublasLtMatmulPreferenceCreate(preference_.place()), "cublasLtMatmulPreferenceCreate",
+                   site::here());
   }
 
   /// c (+)= a b with the epilogue, on the space's stream. `a` and `b` have one type, c has it too or is fp32.
@@ -233,11 +235,8 @@ private:
 
   /// The best algorithm by cuBLASLt's own estimate, within the workspace and the alignments.
   void choose(exec::cuda& ex, plan& made, shape const& key, site where) const {
-    descriptor<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy> preference;
-    cublaslt_check(cublasLtMatmulPreferenceCreate(preference.place()), "cublasLtMatmulPreferenceCreate",
-                   where);
     auto const prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
-      cublaslt_check(cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof value),
+      cublaslt_check(cublasLtMatmulPreferenceSetAttribute(preference_.get(), attribute, &value, sizeof value),
                      "cublasLtMatmulPreferenceSetAttribute", where);
     };
     prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, narrow<std::uint64_t>(ex.workspace_bytes(), where));
@@ -252,7 +251,7 @@ private:
     int count = 0;
     auto const status =
         cublasLtMatmulAlgoGetHeuristic(library_.get(), made.operation.get(), made.a.get(), made.b.get(),
-                                       made.d.get(), made.d.get(), preference.get(), 1, &found, &count);
+                                       made.d.get(), made.d.get(), preference_.get(), 1, &found, &count);
     if (status == CUBLAS_STATUS_NOT_SUPPORTED) return;
     cublaslt_check(status, "cublasLtMatmulAlgoGetHeuristic", where);
     if (count < 1 || found.state != CUBLAS_STATUS_SUCCESS) return;
@@ -272,6 +271,7 @@ private:
   }
 
   descriptor<cublasLtHandle_t, cublasLtDestroy> library_;
+  descriptor<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy> preference_;
   std::unordered_map<shape, plan, hash_of_shape> plans_;
 };
 
