@@ -25,9 +25,10 @@ std::string hexadecimal(address a) {
   return text;
 }
 
+#define FAIL_ACCESS(...) (running = nullptr, fail_access(__VA_ARGS__))
 [[noreturn]] void fail_access(context& c, fault_kind kind, use u, address a, std::size_t bytes,
                               std::string const& why, void const* at) {
-  fail(c, kind,
+  FAIL(c, kind,
        describe_thread(c, c.current) + " " + verb(u) + " " + std::to_string(bytes) + " bytes at " +
            hexadecimal(a) + ", " + why,
        at);
@@ -64,9 +65,10 @@ bool lanes_are_ordered(context const& c, unsigned lanes, std::uint32_t stamp) {
   return true;
 }
 
+#define FAIL_SHARED_RACE(...) (running = nullptr, fail_shared_race(__VA_ARGS__))
 [[noreturn]] void fail_shared_race(context& c, shared_range const& range, use u, address a, std::size_t bytes,
                                    std::string const& other, bool wrote, void const* at) {
-  fail_access(c, fault_kind::race, u, a, bytes,
+  FAIL_ACCESS(c, fault_kind::race, u, a, bytes,
               place_in_shared(c, range, a) + ", which " + other + " " + verb(wrote) +
                   " with no barrier in between",
               at);
@@ -79,14 +81,14 @@ void check_cell(context& c, shared_range const& range, shared_cell& cell, addres
   auto const warp = me >> 5;
   if constexpr (U != use::write) {
     if (cell.write_epoch < c.first_epoch)
-      fail_access(c, fault_kind::unwritten_read, U, a, bytes,
+      FAIL_ACCESS(c, fault_kind::unwritten_read, U, a, bytes,
                   place_in_shared(c, range, a) + ", which no thread of the block has written", at);
   }
   if (cell.write_epoch == c.epoch && cell.writer != me) {
     auto const writer = cell.writer;
     if (writer < atomic_thread) {
       if (!is_ordered(c, writer, cell.write_stamp))
-        fail_shared_race(c, range, U, a, bytes, describe_thread(c, writer), true, at);
+        FAIL_SHARED_RACE(c, range, U, a, bytes, describe_thread(c, writer), true, at);
     } else if constexpr (U != use::atomic) {
       bool ordered = false;
       if (writer < atomic_warp) {
@@ -96,18 +98,18 @@ void check_cell(context& c, shared_range const& range, shared_cell& cell, addres
         ordered = lanes_are_ordered(c, c.warps[warp].exists, cell.write_stamp);
       }
       if (!ordered)
-        fail_shared_race(c, range, U, a, bytes, "an atomic operation of another thread", true, at);
+        FAIL_SHARED_RACE(c, range, U, a, bytes, "an atomic operation of another thread", true, at);
     }
   }
   if constexpr (U != use::read) {
     if (cell.read_epoch == c.epoch) {
       if (cell.reader_warp == many_warps)
-        fail_shared_race(c, range, U, a, bytes, "threads of several warps", false, at);
+        FAIL_SHARED_RACE(c, range, U, a, bytes, "threads of several warps", false, at);
       auto const own = cell.reader_warp == warp ? 1u << (me & 31) : 0u;
       if (auto const others = cell.reader_lanes & ~own; others != 0) {
         auto const first = cell.reader_warp << 5;
         if (cell.reader_warp != warp || !lanes_are_ordered(c, others, cell.read_stamp))
-          fail_shared_race(c, range, U, a, bytes, describe_thread(c, first | std::countr_zero(others)), false,
+          FAIL_SHARED_RACE(c, range, U, a, bytes, describe_thread(c, first | std::countr_zero(others)), false,
                            at);
       }
       cell.read_epoch = 0;
@@ -149,7 +151,7 @@ template <use U>
 void check_shared(context& c, shared_range& range, address a, std::size_t bytes, void const* at) {
   auto const offset = a - range.begin;
   if (offset + bytes > range.bytes)
-    fail_access(c, fault_kind::out_of_bounds, U, a, bytes,
+    FAIL_ACCESS(c, fault_kind::out_of_bounds, U, a, bytes,
                 "after the end of the " + std::to_string(range.bytes) + " bytes of shared memory", at);
   for (auto i = offset; i < offset + bytes;) {
     auto& cell = range.cells[i / 4];
@@ -173,8 +175,9 @@ void check_shared(context& c, shared_range& range, address a, std::size_t bytes,
 // ---- device memory ---------------------------------------------------------------------------------------
 
 [[noreturn]] void fail_device(context& c, use u, address a, std::size_t bytes, void const* at) {
+  running = nullptr;
   if (is_device(a) && !c.peers[device_at(a)])
-    fail_access(c, fault_kind::out_of_bounds, u, a, bytes,
+    FAIL_ACCESS(c, fault_kind::out_of_bounds, u, a, bytes,
                 "memory of device " + std::to_string(device_at(a)) + " in a kernel on device " +
                     std::to_string(c.device),
                 at);
@@ -183,7 +186,7 @@ void check_shared(context& c, shared_range& range, address a, std::size_t bytes,
   auto i = std::size_t{0};
   while (i < bytes && (shadow[i] & allocated) != 0) ++i;
   if (i < bytes) kind = was_freed(a + i) ? fault_kind::use_after_free : fault_kind::out_of_bounds;
-  fail_access(c, kind, u, a, bytes,
+  FAIL_ACCESS(c, kind, u, a, bytes,
               describe_memory(a) + (kind == fault_kind::unwritten_read ? ", which nobody has written" : ""),
               at);
 }
@@ -204,6 +207,7 @@ inline constexpr auto block_mask = ((std::uint64_t{1} << block_bits) - 1) << thr
 
 [[noreturn, gnu::noinline]] void fail_device_race(context& c, use u, address a, std::size_t bytes,
                                                   std::uint64_t other, bool wrote, void const* at) {
+  running = nullptr;
   auto const block = (other & block_mask) >> thread_bits;
   auto const thread = static_cast<int>(other & (most_threads - 1));
   auto who = describe_thread(c, thread);
@@ -211,7 +215,7 @@ inline constexpr auto block_mask = ((std::uint64_t{1} << block_bits) - 1) << thr
     who += " of block (" + std::to_string(block % c.grid.x) + ", " +
            std::to_string(block / c.grid.x % c.grid.y) + ", " + std::to_string(block / c.grid.x / c.grid.y) +
            ")";
-  fail_access(c, fault_kind::race, u, a, bytes,
+  FAIL_ACCESS(c, fault_kind::race, u, a, bytes,
               describe_memory(a) + ", which " + who + " " + verb(wrote) + " in the same kernel, with " +
                   (block == c.block_number ? "no barrier in between" : "nothing that orders the two"),
               at);
@@ -261,7 +265,7 @@ template <use U>
 void check_kernel(context& c, address a, std::size_t bytes, void const* at) {
   if (is_known(a)) {
     check_device_slowly<U>(c, a, bytes, at);
-    if (c.check_races) check_device_race<U>(c, a, bytes, at);
+    if (c.check_races && bytes > 1) check_device_race<U>(c, a, bytes, at);
     return;
   }
   if (a - c.stack_begin < stack_bytes) return;
@@ -277,8 +281,8 @@ void check_kernel(context& c, address a, std::size_t bytes, void const* at) {
   // Constants, and tables that the compiler made.
   auto const image = reinterpret_cast<address>(&__executable_start);
   if (a - image < reinterpret_cast<address>(&_end) - image && U == use::read) return;
-  if (a < 4096) fail_access(c, fault_kind::out_of_bounds, U, a, bytes, "a null pointer", at);
-  fail_access(c, fault_kind::host_pointer, U, a, bytes, "which is memory of the host", at);
+  if (a < 4096) FAIL_ACCESS(c, fault_kind::out_of_bounds, U, a, bytes, "a null pointer", at);
+  FAIL_ACCESS(c, fault_kind::host_pointer, U, a, bytes, "which is memory of the host", at);
 }
 
 /// Host code touches memory of a device, or pinned memory.
@@ -321,11 +325,8 @@ template <use U>
 } // namespace
 
 void atomic_access(void const* memory, std::size_t bytes) {
-  auto const* const at = __builtin_return_address(0);
-  if (running != nullptr && reinterpret_cast<address>(memory) % bytes != 0)
-    fail_access(*running, fault_kind::misaligned, use::atomic, reinterpret_cast<address>(memory), bytes,
-                "which is no multiple of that", at);
-  access<use::atomic>(memory, bytes, at);
+  require_aligned(memory, bytes);
+  access<use::atomic>(memory, bytes, __builtin_return_address(0));
 }
 void read_access(void const* memory, std::size_t bytes) {
   access<use::read>(memory, bytes, __builtin_return_address(0));
@@ -334,9 +335,10 @@ void write_access(void const* memory, std::size_t bytes) {
   access<use::write>(memory, bytes, __builtin_return_address(0));
 }
 void require_aligned(void const* memory, std::size_t bytes) {
-  if (reinterpret_cast<address>(memory) % bytes == 0 || running == nullptr) return;
-  fail(*running, fault_kind::misaligned,
-       describe_thread(*running, running->current) + " uses " + std::to_string(bytes) + " bytes at " +
+  auto* const c = running;
+  if (reinterpret_cast<address>(memory) % bytes == 0 || c == nullptr) return;
+  FAIL(*c, fault_kind::misaligned,
+       describe_thread(*c, c->current) + " uses " + std::to_string(bytes) + " bytes at " +
            hexadecimal(reinterpret_cast<address>(memory)) + ", which is no multiple of that",
        __builtin_return_address(0));
 }
@@ -478,20 +480,22 @@ struct ubsan_mismatch {
 };
 void __ubsan_handle_out_of_bounds(ubsan_bounds* data, void* index) {
   using namespace cuda_emulation;
-  auto const where = std::string(data->where.file) + ":" + std::to_string(data->where.line);
-  auto const text = "index " + std::to_string(reinterpret_cast<std::intptr_t>(index)) +
-                    " of an array of type " + data->array->name + " at " + where;
-  if (running != nullptr)
-    fail(*running, fault_kind::out_of_bounds, describe_thread(*running, running->current) + " uses " + text);
-  record_fault(fault_kind::out_of_bounds, -1, "host code uses " + text);
+  auto* const c = running;
+  running = nullptr;
+  auto const text = std::string(" uses index ") + std::to_string(reinterpret_cast<std::intptr_t>(index)) +
+                    " of an array of type " + data->array->name + " at " + data->where.file + ":" +
+                    std::to_string(data->where.line);
+  if (c != nullptr) fail(*c, fault_kind::out_of_bounds, describe_thread(*c, c->current) + text);
+  record_fault(fault_kind::out_of_bounds, -1, "host code" + text);
 }
 void __ubsan_handle_type_mismatch_v1(ubsan_mismatch* data, void* pointer) {
   using namespace cuda_emulation;
   auto const bytes = std::size_t{1} << data->log_alignment;
-  if (running == nullptr || reinterpret_cast<address>(pointer) % bytes == 0) return;
-  fail(*running, fault_kind::misaligned,
-       describe_thread(*running, running->current) + " uses " + data->type->name + " at " +
-           std::to_string(reinterpret_cast<address>(pointer) % 4096) + " mod 4096, which is no multiple of " +
+  auto* const c = running;
+  if (c == nullptr || reinterpret_cast<address>(pointer) % bytes == 0) return;
+  FAIL(*c, fault_kind::misaligned,
+       describe_thread(*c, c->current) + " uses " + data->type->name + " at " +
+           hexadecimal(reinterpret_cast<address>(pointer)) + ", which is no multiple of " +
            std::to_string(bytes) + ", at " + data->where.file + ":" + std::to_string(data->where.line));
 }
 }

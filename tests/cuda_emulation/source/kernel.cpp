@@ -80,18 +80,16 @@ static void* map(std::size_t bytes) {
   return memory;
 }
 
+inline constexpr std::size_t guard_bytes = 4096;
+
 static char* take_stack(context& c) {
-  if (c.free_stacks.empty()) {
+  if (c.free_count == 0) {
     // A page without access below each stack ends a program that overflows it.
-    constexpr std::size_t guard = 4096;
-    auto* const memory = static_cast<char*>(map(stack_bytes + guard));
-    mprotect(memory, guard, PROT_NONE);
-    c.all_stacks.push_back(memory);
-    return memory + guard;
+    auto* const memory = static_cast<char*>(map(stack_bytes + guard_bytes));
+    mprotect(memory, guard_bytes, PROT_NONE);
+    return c.stacks[c.stack_count++] = memory + guard_bytes;
   }
-  auto* const stack = c.free_stacks.back();
-  c.free_stacks.pop_back();
-  return stack;
+  return c.free_stacks[--c.free_count];
 }
 
 // ---- choosing the next thread ----------------------------------------------------------------------------
@@ -152,7 +150,7 @@ static void fiber() {
       begin_thread(c, next, stack);
       continue;
     }
-    c.free_stacks.push_back(stack);
+    c.free_stacks[c.free_count++] = stack;
     set_current(c, next);
     void* abandoned = stack;
     tessera_emulation_switch(&abandoned, c.states[next].stack_pointer);
@@ -219,13 +217,13 @@ static std::string ended_before(context const& c, int waiting, place where, int 
 int block_barrier(place where, int predicate) {
   auto& c = *running;
   auto const me = c.current;
-  if (c.ended > 0) fail(c, fault_kind::barrier, ended_before(c, me, where, any_ended_thread(c)));
+  if (c.ended > 0) FAIL(c, fault_kind::barrier, ended_before(c, me, where, any_ended_thread(c)));
   if (c.arrived == 0) {
     c.barrier_place = where;
     c.first_at_barrier = me;
     c.barrier_sum = 0;
   } else if (!same_place(c.barrier_place, where)) {
-    fail(c, fault_kind::barrier,
+    FAIL(c, fault_kind::barrier,
          describe_thread(c, me) + " waits for the whole block at " + describe_place(where) + ", and " +
              describe_thread(c, c.first_at_barrier) + " at " + describe_place(c.barrier_place));
   }
@@ -252,12 +250,12 @@ static void end_thread(context& c) {
   auto& w = c.warps[me >> 5];
   w.ended |= lane;
   ++c.ended;
-  if (c.arrived > 0) fail(c, fault_kind::barrier, ended_before(c, c.first_at_barrier, c.barrier_place, me));
+  if (c.arrived > 0) FAIL(c, fault_kind::barrier, ended_before(c, c.first_at_barrier, c.barrier_place, me));
   for (auto waiting = w.waiting; waiting != 0; waiting &= waiting - 1) {
     auto const other = (me & ~31) | std::countr_zero(waiting);
     auto const& state = c.states[other];
     if ((state.mask & lane) != 0)
-      fail(c, fault_kind::warp_mask,
+      FAIL(c, fault_kind::warp_mask,
            describe_thread(c, other) + " waits at " + describe_place(state.where) +
                " with a mask that names lane " + std::to_string(me & 31) + ", which has ended");
   }
@@ -272,10 +270,12 @@ static std::string hexadecimal(unsigned mask) {
 }
 
 [[noreturn]] static void fail_mask(context& c, unsigned mask, place where, std::string const& why) {
-  fail(c, fault_kind::warp_mask,
+  FAIL(c, fault_kind::warp_mask,
        describe_thread(c, c.current) + " calls a warp operation at " + describe_place(where) + " with mask " +
            hexadecimal(mask) + ", " + why);
 }
+
+#define FAIL_MASK(...) (running = nullptr, fail_mask(__VA_ARGS__))
 
 void meet(unsigned mask, place where, void* slot, void (*act)(void* const*, unsigned)) {
   auto& c = *running;
@@ -284,13 +284,13 @@ void meet(unsigned mask, place where, void* slot, void (*act)(void* const*, unsi
   auto const bit = 1u << lane;
   auto& w = c.warps[warp];
   if ((mask & bit) == 0)
-    fail_mask(c, mask, where, "which does not name the caller's lane " + std::to_string(lane));
+    FAIL_MASK(c, mask, where, "which does not name the caller's lane " + std::to_string(lane));
   if ((mask & ~w.exists) != 0)
-    fail_mask(c, mask, where,
+    FAIL_MASK(c, mask, where,
               "which names lanes " + hexadecimal(mask & ~w.exists) +
                   " that its warp does not have: the block has " + std::to_string(c.threads) + " threads");
   if ((mask & w.ended) != 0)
-    fail_mask(c, mask, where, "which names lanes " + hexadecimal(mask & w.ended) + " that have ended");
+    FAIL_MASK(c, mask, where, "which names lanes " + hexadecimal(mask & w.ended) + " that have ended");
 
   auto& state = c.states[me];
   state.mask = mask;
@@ -306,11 +306,11 @@ void meet(unsigned mask, place where, void* slot, void (*act)(void* const*, unsi
     auto const other = std::countr_zero(others);
     auto const& there = c.states[warp << 5 | other];
     if (there.mask != mask)
-      fail_mask(c, mask, where,
+      FAIL_MASK(c, mask, where,
                 "and lane " + std::to_string(other) + " waits at " + describe_place(there.where) +
                     " with mask " + hexadecimal(there.mask));
     if (there.act != act || !same_place(there.where, where))
-      fail_mask(c, mask, where,
+      FAIL_MASK(c, mask, where,
                 "and lane " + std::to_string(other) + " is at another operation, at " +
                     describe_place(there.where));
   }
@@ -361,14 +361,15 @@ static void act_sync(void* const*, unsigned mask) {
 
 template <shuffle Kind>
 void act_shuffle(void* const* slots, unsigned mask) {
+  auto& c = *running;
   for (auto lanes = mask; lanes != 0; lanes &= lanes - 1) {
     auto const lane = std::countr_zero(lanes);
     auto& slot = *static_cast<shuffle_slot*>(slots[lane]);
     auto const width = slot.width;
     if (width < 1 || width > 32 || !std::has_single_bit(static_cast<unsigned>(width)))
-      fail(*running, fault_kind::warp_mask,
+      FAIL(c, fault_kind::warp_mask,
            "a shuffle of width " + std::to_string(width) + " at " +
-               describe_place(running->states[running->current].where) + ": it must be 1, 2, 4, 8, 16 or 32");
+               describe_place(c.states[c.current].where) + ": it must be 1, 2, 4, 8, 16 or 32");
     auto const first = lane & ~(width - 1);
     int from = lane;
     if constexpr (Kind == shuffle::index) from = first + (slot.source & (width - 1));
@@ -378,10 +379,10 @@ void act_shuffle(void* const* slots, unsigned mask) {
     if constexpr (Kind == shuffle::exclusive_or)
       from = (lane ^ slot.source) < first + width ? lane ^ slot.source : lane;
     if (from < 0 || from > 31 || (mask >> from & 1u) == 0)
-      fail(*running, fault_kind::warp_mask,
-           "lane " + std::to_string(lane) + " of a shuffle at " +
-               describe_place(running->states[running->current].where) + " reads lane " +
-               std::to_string(from) + ", which the mask " + hexadecimal(mask) + " does not name");
+      FAIL(c, fault_kind::warp_mask,
+           "lane " + std::to_string(lane) + " of a shuffle at " + describe_place(c.states[c.current].where) +
+               " reads lane " + std::to_string(from) + ", which the mask " + hexadecimal(mask) +
+               " does not name");
     slot.result = static_cast<shuffle_slot*>(slots[from])->value;
   }
 }
@@ -457,7 +458,8 @@ void fence() noexcept {
   running->fenced = true;
 }
 void trap(char const* text) {
-  fail(*running, fault_kind::trap, text);
+  auto& c = *running;
+  FAIL(c, fault_kind::trap, text);
 }
 
 // ---- grids -----------------------------------------------------------------------------------------------
@@ -512,8 +514,8 @@ static void run_block(context& c) {
     c.at = nullptr;
   }
   // Whoever had a stack is gone.
-  c.free_stacks.clear();
-  for (auto* s : c.all_stacks) c.free_stacks.push_back(s + 4096);
+  for (c.free_count = 0; c.free_count < c.stack_count; ++c.free_count)
+    c.free_stacks[c.free_count] = c.stacks[c.free_count];
 }
 
 static shared_range make_range(address begin, std::size_t bytes, std::size_t room) {
@@ -547,7 +549,7 @@ struct owned_context : context {
     give_back(dynamic_shared, dynamic_room);
     munmap(reinterpret_cast<void*>(dynamic_shared.begin), dynamic_room);
     munmap(clocks, sizeof(std::uint32_t[most_warps][32][32]));
-    for (auto* stack : all_stacks) munmap(stack, stack_bytes + 4096);
+    for (int i = 0; i < stack_count; ++i) munmap(stacks[i] - guard_bytes, stack_bytes + guard_bytes);
     delete[] states;
   }
 };

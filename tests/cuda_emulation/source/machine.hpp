@@ -136,8 +136,9 @@ struct context {
 
   shared_range static_shared, dynamic_shared;
   void* main_stack_pointer = nullptr;
-  std::vector<char*> free_stacks;
-  std::vector<char*> all_stacks;
+  char* stacks[most_threads + 1] = {};      // all there are
+  char* free_stacks[most_threads + 1] = {}; // those that nobody stands on
+  int stack_count = 0, free_count = 0;
 
   // What went wrong.
   bool failed = false;
@@ -150,8 +151,12 @@ struct context {
 extern __thread context* running;
 
 cudaError_t run_grid(launched const& kernel, dim3 grid, dim3 block, std::size_t shared_bytes, int device);
-/// Ends the kernel; from device code.
+/// Ends the kernel; from device code, through FAIL.
 [[noreturn]] void fail(context& c, fault_kind kind, std::string message, void const* at = nullptr);
+/// While a thread of a kernel runs, the emulation itself calls no functions of the standard library that are
+/// not inlined: the linker may have taken the test's copy of them, which is instrumented. A message is built
+/// when the kernel has stopped.
+#define FAIL(...) (::cuda_emulation::running = nullptr, ::cuda_emulation::fail(__VA_ARGS__))
 
 /// Thread 37 (5, 1, 0) of the block.
 std::string describe_thread(context const& c, int thread);
