@@ -12,7 +12,7 @@ using namespace tessera;
 using test::error_of;
 
 namespace {
-TESSERA_KERNEL void double_all(float* x, index_t n) {
+__global__ void double_all(float* x, index_t n) {
   for (auto i = index_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += index_t{gridDim.x} * blockDim.x)
     x[i] *= 2.0f;
 }

@@ -52,7 +52,7 @@ struct counted_check final : exec::late_check {
   bool bad = false;
 };
 
-TESSERA_KERNEL void add_one(int* x, int n) {
+__global__ void add_one(int* x, int n) {
   auto const i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i < n) x[i] += 1;
 }

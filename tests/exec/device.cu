@@ -12,7 +12,7 @@ using namespace tessera;
 namespace {
 /// out = in, 16 bytes a thread, by way of shared memory, each vector turned round.
 template <class T>
-TESSERA_KERNEL void reverse_vectors(T* out, T const* in) {
+__global__ void reverse_vectors(T* out, T const* in) {
   auto* const memory = exec::dynamic_shared<T>();
   constexpr int n = exec::vector16<T>::count;
   auto const at = static_cast<int>(threadIdx.x) * n;

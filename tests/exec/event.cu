@@ -10,11 +10,11 @@
 using namespace tessera;
 
 namespace {
-TESSERA_KERNEL void set_all(int* x, int n, int value) {
+__global__ void set_all(int* x, int n, int value) {
   auto const i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i < n) x[i] = value;
 }
-TESSERA_KERNEL void copy_all(int* y, int const* x, int n) {
+__global__ void copy_all(int* y, int const* x, int n) {
   auto const i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i < n) y[i] = x[i];
 }

@@ -13,7 +13,7 @@ using namespace tessera;
 using test::error_of;
 
 namespace {
-TESSERA_KERNEL void add_to(float* x, float const* y, int n) {
+__global__ void add_to(float* x, float const* y, int n) {
   auto const i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i < n) x[i] += y[i];
 }

@@ -11,13 +11,13 @@ using test::error_of;
 
 namespace {
 template <class T>
-TESSERA_KERNEL void number_blocks(T* out, T start) {
+__global__ void number_blocks(T* out, T start) {
   if (threadIdx.x == 0) out[(blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x] = start++;
   if (threadIdx.x == 1 && start == T{}) out[0] = start;
 }
 
 /// The sum over the block through as much dynamic shared memory as there are threads times `each` floats.
-TESSERA_KERNEL void shared_sum(float* out, int each) {
+__global__ void shared_sum(float* out, int each) {
   auto* const memory = exec::dynamic_shared<float>();
   auto const self = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
   for (int i = 0; i < each; ++i) memory[i * threads + self] = 1.0f;

@@ -12,7 +12,7 @@ namespace {
 
 /// One thread moves a part of at most a pack.
 template <class T, class U>
-TESSERA_KERNEL void move_part(U* out, T const* in, index_t count, bool aligned) {
+__global__ void move_part(U* out, T const* in, index_t count, bool aligned) {
   constexpr int n = exec::pack_size<T, U>;
   float values[n];
   exec::load_part(values, in, count, aligned);
