@@ -43,10 +43,10 @@ public:
   device_rows(exec::cuda& ex, tensor<T, 1> const& values, lying how, index_t number)
       : device_rows(ex, as_row(values), how, number) {}
 
-  view<T, 2, exec::cuda_memory> rows() const { return {memory_.data() + offset_, sizes_, {stride_, 1}}; }
+  view<T, 2, exec::cuda_memory> rows() { return {memory_.data() + offset_, sizes_, {stride_, 1}}; }
   /// All elements in a row, where there are no gaps.
-  view<T, 1, exec::cuda_memory> flat() const { return rows().template reshape<1>({sizes_[0] * sizes_[1]}); }
-  memory_span<T, exec::cuda_memory> span() const { return flat().span(); }
+  view<T, 1, exec::cuda_memory> flat() { return rows().template reshape<1>({sizes_[0] * sizes_[1]}); }
+  memory_span<T, exec::cuda_memory> span() { return flat().span(); }
 
   /// The values as they are now; nothing around them may have changed.
   tensor<T, 2> read(exec::cuda& ex) {

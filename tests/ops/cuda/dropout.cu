@@ -25,7 +25,7 @@ TEST_CASE_TEMPLATE("dropout drops and scales what the host does, to the bit, whe
           };
           device_rows<T> in(ex, flat(x), how, 0), residual(ex, flat(r), how, 1),
               out(ex, how, 2, 1, rows * width), sum(ex, how, 3, 1, rows * width);
-          auto const shaped = [rows = rows, width = width](device_rows<T> const& array) {
+          auto const shaped = [rows = rows, width = width](device_rows<T>& array) {
             return array.flat().template reshape<2>({rows, width});
           };
           ops::dropout(ex, shaped(out), shaped(in), options);
