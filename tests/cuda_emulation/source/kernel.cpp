@@ -378,11 +378,17 @@ void act_shuffle(void* const* slots, unsigned mask) {
       from = lane + slot.source < first + width ? lane + slot.source : lane;
     if constexpr (Kind == shuffle::exclusive_or)
       from = (lane ^ slot.source) < first + width ? lane ^ slot.source : lane;
-    if (from < 0 || from > 31 || (mask >> from & 1u) == 0)
+    if (from < 0 || from > 31 || (mask >> from & 1u) == 0) {
+      // A shift past the lanes there are gives what should not be used: NaN, -1.
+      if constexpr (Kind == shuffle::up || Kind == shuffle::down) {
+        slot.result = ~0ull;
+        continue;
+      }
       FAIL(c, fault_kind::warp_mask,
            "lane " + std::to_string(lane) + " of a shuffle at " + describe_place(c.states[c.current].where) +
                " reads lane " + std::to_string(from) + ", which the mask " + hexadecimal(mask) +
                " does not name");
+    }
     slot.result = static_cast<shuffle_slot*>(slots[from])->value;
   }
 }
@@ -443,7 +449,8 @@ template void act_reduce<reduction::all_bits>(void* const*, unsigned);
 template void act_reduce<reduction::any_bits>(void* const*, unsigned);
 template void act_reduce<reduction::odd_bits>(void* const*, unsigned);
 
-// ---- indices ---------------------------------------------------------------------------------------------
+// ---- indices
+// ---------------------------------------------------------------------------------------------
 
 uint3 thread_index() noexcept {
   return running->index;
@@ -462,7 +469,8 @@ void trap(char const* text) {
   FAIL(c, fault_kind::trap, text);
 }
 
-// ---- grids -----------------------------------------------------------------------------------------------
+// ---- grids
+// -----------------------------------------------------------------------------------------------
 
 /// Somebody waits and nobody can go on.
 static std::string describe_hang(context const& c) {
