@@ -120,7 +120,6 @@
 #ifndef TESSERA_CORE_VIEW_HPP
 #define TESSERA_CORE_VIEW_HPP
 
-#include <span>
 #include <type_traits>
 
 /// Sizes of a rank-N array: 64-bit, row-major (the last index runs fastest).
@@ -130,6 +129,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 /// What Tessera throws. Every exception derives from `tessera::error`, carries a stable id (`E-comm-003`,
 /// listed in docs/troubleshooting.md) and a message that says what was expected, what came, where, and what
@@ -283,11 +283,10 @@ constexpr index_t element_count(std::array<index_t, Rank> const& sizes, site whe
 /// Narrows an integer, or throws size_error: the one place where 64-bit counts meet narrower interfaces.
 template <std::integral To, std::integral From>
 constexpr To narrow(From value, site where = site::here()) {
-  auto const narrowed = static_cast<To>(value);
-  if (static_cast<From>(narrowed) != value || ((narrowed < To{}) != (value < From{})))
+  if (!std::in_range<To>(value))
     throw size_error("E-core-003", where, "the value ", value, " does not fit a ", sizeof(To),
                      "-byte integer");
-  return narrowed;
+  return static_cast<To>(value);
 }
 
 /// "[2, 3, 5]", for messages.
@@ -301,6 +300,17 @@ std::string text_of(std::array<index_t, Rank> const& sizes) {
 } // namespace tessera::inline TESSERA_ABI
 
 #endif
+/// Kinds of memory, and a run of elements in one of them. In memory that the processor reaches, a
+/// `memory_span` is a std::span; elsewhere it is a `device_span`, which knows its memory and gives no access
+/// to elements. Spans of different memories do not convert into one another.
+///
+///     memory_span<float, typename Ex::memory> weights;      // what a template over a space writes
+#ifndef TESSERA_CORE_MEMORY_SPAN_HPP
+#define TESSERA_CORE_MEMORY_SPAN_HPP
+
+#include <concepts>
+#include <span>
+#include <type_traits>
 
 namespace tessera::inline TESSERA_ABI {
 
@@ -316,6 +326,70 @@ concept memory_space = requires {
   { M::host_accessible } -> std::convertible_to<bool>;
   { M::name } -> std::convertible_to<char const*>;
 };
+
+/// Adjacent elements in memory that the processor does not reach. Borrowed, trivially copyable.
+template <class T, memory_space Memory>
+class device_span {
+public:
+  using element_type = T;
+  using value_type = std::remove_cv_t<T>;
+  using size_type = std::size_t;
+  using memory = Memory;
+
+  constexpr device_span() = default;
+  TESSERA_HOST_DEVICE constexpr device_span(T* data, std::size_t size) noexcept : data_(data), size_(size) {}
+  /// Constant elements from mutable ones.
+  template <class U>
+    requires(std::is_const_v<T>&& std::same_as<U, std::remove_const_t<T>>)
+  TESSERA_HOST_DEVICE constexpr device_span(device_span<U, Memory> other) noexcept // NOLINT: implicit
+      : device_span(other.data(), other.size()) {}
+
+  TESSERA_HOST_DEVICE constexpr T* data() const noexcept { return data_; }
+  TESSERA_HOST_DEVICE constexpr std::size_t size() const noexcept { return size_; }
+  TESSERA_HOST_DEVICE constexpr std::size_t size_bytes() const noexcept { return size_ * sizeof(T); }
+  TESSERA_HOST_DEVICE constexpr bool empty() const noexcept { return size_ == 0; }
+
+  /// As std::span's: the ranges must lie inside.
+  TESSERA_HOST_DEVICE constexpr device_span first(std::size_t count) const noexcept { return {data_, count}; }
+  TESSERA_HOST_DEVICE constexpr device_span last(std::size_t count) const noexcept {
+    return {data_ + (size_ - count), count};
+  }
+  TESSERA_HOST_DEVICE constexpr device_span subspan(std::size_t offset,
+                                                    std::size_t count = std::dynamic_extent) const noexcept {
+    return {data_ + offset, count == std::dynamic_extent ? size_ - offset : count};
+  }
+
+private:
+  T* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+namespace detail {
+template <class T, memory_space Memory, bool HostAccessible>
+struct span_in_memory {
+  using type = std::span<T>;
+};
+template <class T, memory_space Memory>
+struct span_in_memory<T, Memory, false> {
+  using type = device_span<T, Memory>;
+};
+} // namespace detail
+
+/// Adjacent elements of type T in memory of the given kind.
+template <class T, memory_space Memory>
+using memory_span = typename detail::span_in_memory<T, Memory, Memory::host_accessible>::type;
+
+/// `Span` is `memory_span<X, Memory>` for some X: for templates that deduce X (an alias cannot be deduced
+/// through).
+template <class Span, class Memory>
+concept span_in =
+    memory_space<Memory> && std::same_as<Span, memory_span<typename Span::element_type, Memory>>;
+
+} // namespace tessera::inline TESSERA_ABI
+
+#endif
+
+namespace tessera::inline TESSERA_ABI {
 
 template <class T, int Rank, memory_space Memory = host_memory>
   requires(Rank >= 1)
@@ -379,14 +453,19 @@ public:
     return true;
   }
 
+  /// Where an element stands: for memory that is not reached from here, too.
   template <std::convertible_to<index_t>... Index>
     requires(sizeof...(Index) == Rank)
-  TESSERA_HOST_DEVICE constexpr T& operator()(Index... index) const noexcept {
+  TESSERA_HOST_DEVICE constexpr T* address(Index... index) const noexcept {
     index_t const at[] = {static_cast<index_t>(index)...};
     index_t offset = 0;
     for (int d = 0; d < Rank; ++d) offset += at[d] * stride_[d];
-    return data_[offset];
+    return data_ + offset;
   }
+  /// An element, of memory that the processor reaches. (Kernels write `*x.address(i, j)`.)
+  template <std::convertible_to<index_t>... Index>
+    requires(sizeof...(Index) == Rank && Memory::host_accessible)
+  TESSERA_HOST_DEVICE constexpr T& operator()(Index... index) const noexcept { return *address(index...); }
 
   /// The half-open range [begin, end) of dimension `d`; the same memory.
   constexpr view slice(int d, index_t begin, index_t end, site where = site::here()) const {
@@ -424,7 +503,7 @@ public:
   }
 
   /// All elements as one span. Throws size_error if the view has gaps.
-  constexpr std::span<T> span(site where = site::here()) const {
+  constexpr memory_span<T, Memory> span(site where = site::here()) const {
     if (!contiguous())
       throw size_error("E-core-007", where, "a view with gaps (extents ", text_of(extents()), ", strides ",
                        text_of(strides()), ") is not a span");
@@ -519,7 +598,7 @@ struct memory_account {
   memory_kind kind = memory_kind::other;
 };
 
-/// How memory of one space is taken and given back.
+/// How memory of one space is taken and given back. `allocate` returns nullptr where there is not enough.
 template <memory_space Memory>
 struct memory_traits;
 
@@ -555,16 +634,18 @@ template <memory_space Memory = host_memory>
 class buffer {
 public:
   buffer() = default;
-  explicit buffer(index_t bytes, memory_account account = {}, site where = site::here())
-      : bytes_(bytes), account_(account) {
+  explicit buffer(index_t bytes, memory_account account = {}, site where = site::here()) : buffer() {
     if (bytes < 0) throw size_error("E-core-008", where, "a buffer of ", bytes, " bytes was asked for");
     if (bytes == 0) return;
     data_ = memory_traits<Memory>::allocate(static_cast<std::size_t>(bytes));
     if (data_ == nullptr)
       throw out_of_memory("E-core-009", where, "no ", bytes, " bytes of ", Memory::name, " memory for ",
                           name_of(account.kind));
-    memory_traits<Memory>::zero(data_, static_cast<std::size_t>(bytes));
+    // Owned from here on: where zeroing throws, the destructor gives it back.
+    bytes_ = bytes;
+    account_ = account;
     if (account_.meter != nullptr) account_.meter->add(account_.kind, bytes_);
+    memory_traits<Memory>::zero(data_, static_cast<std::size_t>(bytes));
   }
   buffer(buffer&& other) noexcept { swap(other); }
   buffer& operator=(buffer&& other) noexcept {
@@ -729,7 +810,11 @@ public:
 
   /// 32 random bits for one element. Elements 4q .. 4q + 3 share one evaluation of `words(q)`.
   TESSERA_HOST_DEVICE constexpr std::uint32_t bits(std::uint64_t index) const noexcept {
-    return words(index / 4).word[index % 4];
+    // Chosen in two steps: an array with a computed index would not stay in a device's registers.
+    auto const four = words(index / 4);
+    auto const low = index % 2 == 0 ? four.word[0] : four.word[1];
+    auto const high = index % 2 == 0 ? four.word[2] : four.word[3];
+    return index % 4 < 2 ? low : high;
   }
 
   /// Uniform in [0, 1), a multiple of 2^-24.
@@ -741,15 +826,21 @@ public:
   }
 
   /// Standard normal by Box and Muller, in double and rounded: elements 2q and 2q + 1 share a pair of
-  /// uniforms.
+  /// uniforms. A device's double functions differ from the host's by a unit in the last place, so that a few
+  /// of the rounded numbers do.
   TESSERA_HOST_DEVICE float normal(std::uint64_t index) const noexcept {
     auto const w = words(index / 2);
     auto const low = (std::uint64_t{w.word[1]} << 32 | w.word[0]) >> 11;
     auto const high = (std::uint64_t{w.word[3]} << 32 | w.word[2]) >> 11;
     auto const radius =
         std::sqrt(-2.0 * std::log((static_cast<double>(low) + 1.0) * 0x1p-53)); // log of (0, 1]
-    auto const angle = 6.283185307179586476925 * (static_cast<double>(high) * 0x1p-53);
+    auto const turn = static_cast<double>(high) * 0x1p-53;
+#if defined(__CUDA_ARCH__)
+    return static_cast<float>(radius * (index % 2 == 0 ? cospi(2 * turn) : sinpi(2 * turn)));
+#else
+    auto const angle = 6.283185307179586476925 * turn;
     return static_cast<float>(radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+#endif
   }
 
 private:
@@ -762,7 +853,8 @@ private:
 #endif
 /// The element types of tensors: float, and the 16-bit storage types `bf16` and `fp16`. The 16-bit types
 /// store only: they convert to and from float (round to nearest, ties to even; NaN stays NaN; overflow gives
-/// infinity) and all arithmetic is done in float.
+/// infinity) and all arithmetic is done in float. A device converts by its own instructions: the same
+/// results, but for the payload of a NaN.
 #ifndef TESSERA_CORE_SCALAR_HPP
 #define TESSERA_CORE_SCALAR_HPP
 
@@ -770,6 +862,7 @@ private:
 #include <concepts>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 namespace tessera::inline TESSERA_STABLE_ABI {
 
@@ -779,8 +872,12 @@ namespace detail {
 /// have no unsigned comparison.)
 [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr std::uint32_t select(bool condition, std::uint32_t yes,
                                                                           std::uint32_t no) noexcept {
+#if defined(__CUDA_ARCH__)
+  return condition ? yes : no;
+#else
   auto const mask = 0u - static_cast<std::uint32_t>(condition);
   return (yes & mask) | (no & ~mask);
+#endif
 }
 } // namespace detail
 
@@ -790,6 +887,12 @@ struct bf16 {
 
   bf16() = default;
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr explicit bf16(float value) noexcept {
+#if defined(__CUDA_ARCH__)
+    if (!std::is_constant_evaluated()) {
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+      return;
+    }
+#endif
     auto const word = std::bit_cast<std::uint32_t>(value);
     auto const rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
     auto const quiet_nan = (word >> 16) | 0x40u;
@@ -812,6 +915,12 @@ struct fp16 {
 
   fp16() = default;
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr explicit fp16(float value) noexcept {
+#if defined(__CUDA_ARCH__)
+    if (!std::is_constant_evaluated()) {
+      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+      return;
+    }
+#endif
     auto const word = std::bit_cast<std::uint32_t>(value);
     auto const magnitude = word & 0x7fffffffu;
     // Normal: the exponent is rebiased by 127 - 15, thirteen bits of the mantissa are rounded off.
@@ -827,6 +936,13 @@ struct fp16 {
     bits = static_cast<std::uint16_t>(result | ((word >> 16) & 0x8000u));
   }
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr operator float() const noexcept {
+#if defined(__CUDA_ARCH__)
+    if (!std::is_constant_evaluated()) {
+      float value;
+      asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+      return value;
+    }
+#endif
     auto const magnitude = static_cast<std::uint32_t>(bits) & 0x7fffu;
     auto const size = static_cast<std::int32_t>(magnitude);
     auto const subnormal = std::bit_cast<std::uint32_t>(static_cast<float>(size) * 0x1p-24f);
@@ -905,8 +1021,8 @@ public:
   operator tessera::view<T const, Rank, Memory>() const noexcept { return view(); } // NOLINT
   operator tessera::view<T const, Rank, Memory>() noexcept { return view(); }       // NOLINT
 
-  std::span<T> span() noexcept { return {data(), static_cast<std::size_t>(size())}; }
-  std::span<T const> span() const noexcept { return {data(), static_cast<std::size_t>(size())}; }
+  memory_span<T, Memory> span() noexcept { return {data(), static_cast<std::size_t>(size())}; }
+  memory_span<T const, Memory> span() const noexcept { return {data(), static_cast<std::size_t>(size())}; }
 
   T* data() noexcept { return static_cast<T*>(memory_.data()); }
   T const* data() const noexcept { return static_cast<T const*>(memory_.data()); }
@@ -1136,6 +1252,20 @@ inline std::vector<segment> segments_of(parameter_map const& map, range part) {
 
 #endif
 
+/// Copies between memories, ordered with the operations of a space, and host-side arrays with a counterpart
+/// in a space's memory. This header has the host's part and no CUDA header; exec/copy_cuda.hpp has the
+/// device's.
+///
+///     exec::copy(ex, on_device.span(), std::span<float const>(values));   // every space: destination first
+///     exec::zero(ex, gradients.span());
+///     exec::staged<std::int32_t, 2, Ex> tokens(ex, {batch, length});
+///     fill(tokens.host());
+///     model.forward(ex, tokens.upload(ex));
+#ifndef TESSERA_EXEC_COPY_HPP
+#define TESSERA_EXEC_COPY_HPP
+
+#include <cstring>
+
 /// What an execution space is: where an operation runs and which memory it reaches. Operations are templates
 /// over it and take it as their first argument.
 #ifndef TESSERA_EXEC_SPACE_HPP
@@ -1158,6 +1288,750 @@ template <class Ex>
 concept host_space = space<Ex> && std::same_as<typename Ex::backend, host_backend>;
 
 } // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+namespace detail {
+
+/// Both sides of a copy hold the same number of elements.
+inline void require_same_count(std::size_t to, std::size_t from, site where) {
+  if (to != from)
+    throw size_error("E-exec-105", where, "a copy of ", from, " elements into room for ", to,
+                     "; both must be the same");
+}
+
+} // namespace detail
+
+/// Copies all elements; the two do not overlap. Throws size_error where the counts differ (E-exec-105).
+template <host_space Ex, class T>
+  requires std::is_trivially_copyable_v<T>
+void copy(Ex&, std::span<T> to, std::type_identity_t<std::span<T const>> from, site where = site::here()) {
+  detail::require_same_count(to.size(), from.size(), where);
+  if (!from.empty()) std::memcpy(to.data(), from.data(), from.size_bytes());
+}
+
+/// The same for views without gaps, of any host-accessible memory.
+template <host_space Ex, class T, class U, int Rank, memory_space To, memory_space From>
+  requires(To::host_accessible&& From::host_accessible&& std::same_as<T, std::remove_const_t<U>>)
+void copy(Ex& ex, view<T, Rank, To> to, view<U, Rank, From> from, site where = site::here()) {
+  copy(ex, to.span(where), std::span<T const>(from.span(where)), where);
+}
+
+/// Sets all elements to zero.
+template <host_space Ex, class T>
+  requires std::is_trivially_copyable_v<T>
+void zero(Ex&, std::span<T> data, site = site::here()) {
+  if (!data.empty()) std::memset(static_cast<void*>(data.data()), 0, data.size_bytes());
+}
+
+/// An array that the host fills or reads and the space's operations read or write.
+template <class T, int Rank, space Ex>
+class staged;
+
+/// On the host both sides are one: `upload` and `download` cost nothing.
+template <class T, int Rank, host_space Ex>
+class staged<T, Rank, Ex> {
+public:
+  staged() = default;
+  explicit staged(Ex&, tessera::extents<Rank> const& sizes, memory_account account = {},
+                  site where = site::here())
+      : memory_(sizes, account, where) {}
+
+  /// The host's side, to be filled or read.
+  view<T, Rank> host(site = site::here()) { return memory_.view(); }
+  /// The space's side, not (yet) the same content.
+  view<T, Rank, typename Ex::memory> device() { return memory_.view(); }
+  /// Brings the host's content to the space, in order with its operations.
+  view<T, Rank, typename Ex::memory> upload(Ex&, site = site::here()) { return memory_.view(); }
+  /// Brings the space's content to the host, and waits for it.
+  view<T, Rank> download(Ex&, site = site::here()) { return memory_.view(); }
+
+  tessera::extents<Rank> const& extents() const noexcept { return memory_.extents(); }
+
+private:
+  tensor<T, Rank> memory_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+/// The CUDA runtime as the library sees it: its header, and the one function that looks at its return codes.
+/// Exists under TESSERA_WITH_CUDA.
+#ifndef TESSERA_EXEC_DETAIL_CUDA_API_HPP
+#define TESSERA_EXEC_DETAIL_CUDA_API_HPP
+
+#if defined(TESSERA_WITH_CUDA)
+
+#include <cuda_runtime.h>
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+namespace detail {
+
+/// What to do about the errors that a user can do something about.
+inline char const* advice_for(cudaError_t status) noexcept {
+  switch (status) {
+  case cudaErrorNoKernelImageForDevice:
+    return "; the program was compiled for other GPUs: add this one's to CMAKE_CUDA_ARCHITECTURES";
+  case cudaErrorInsufficientDriver:
+    return "; the driver is older than the CUDA toolkit that the program was built with";
+  case cudaErrorIllegalAddress:
+  case cudaErrorLaunchFailure:
+    return "; an earlier kernel failed: run under compute-sanitizer, or with CUDA_LAUNCH_BLOCKING=1";
+  case cudaErrorStreamCaptureUnsupported:
+  case cudaErrorStreamCaptureImplicit:
+    return "; this work cannot become part of a CUDA graph";
+  default:
+    return "";
+  }
+}
+
+} // namespace detail
+
+/// Throws library_error (E-exec-101) naming the call, unless it succeeded. The runtime's record of the last
+/// error is cleared, so that the next call does not report it again.
+inline void cuda_check(cudaError_t status, char const* call, site where = site::here()) {
+  if (status == cudaSuccess) return;
+  (void)cudaGetLastError();
+  throw library_error("E-exec-101", where, call, " failed: ", cudaGetErrorString(status), " (",
+                      cudaGetErrorName(status), ")", detail::advice_for(status));
+}
+
+/// For destructors, which can tell nobody: what went wrong shows again at the next call that can. The record
+/// of it is cleared here, too.
+inline void cuda_let_pass(cudaError_t status) noexcept {
+  if (status != cudaSuccess) (void)cudaGetLastError();
+}
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+
+#endif
+/// Memory of a CUDA device, from the device's stream-ordered pool, and pinned memory of the host, which a
+/// device copies from and to without the processor.
+///
+///     tensor<bf16, 2, exec::cuda_memory> x({rows, columns});       // on the calling thread's current device
+///     tensor<float, 1, exec::pinned_memory> loss({1});
+///
+/// Exists under TESSERA_WITH_CUDA.
+#ifndef TESSERA_EXEC_CUDA_MEMORY_HPP
+#define TESSERA_EXEC_CUDA_MEMORY_HPP
+
+#if defined(TESSERA_WITH_CUDA)
+
+namespace tessera::inline TESSERA_ABI {
+
+namespace exec {
+
+struct cuda_memory {
+  static constexpr bool host_accessible = false;
+  static constexpr char const* name = "CUDA";
+};
+
+struct pinned_memory {
+  static constexpr bool host_accessible = true;
+  static constexpr char const* name = "pinned";
+};
+
+namespace detail {
+
+/// Makes `device` the calling thread's current one, and the former one again at the end of the scope.
+class device_scope {
+public:
+  explicit device_scope(int device, site where = site::here()) {
+    cuda_check(cudaGetDevice(&former_), "cudaGetDevice", where);
+    changed_ = former_ != device;
+    if (changed_) cuda_check(cudaSetDevice(device), "cudaSetDevice", where);
+  }
+  ~device_scope() {
+    if (changed_) cuda_let_pass(cudaSetDevice(former_));
+  }
+  device_scope(device_scope const&) = delete;
+  device_scope& operator=(device_scope const&) = delete;
+
+private:
+  int former_ = 0;
+  bool changed_ = false;
+};
+
+/// nullptr where there is too little memory; other errors throw.
+inline bool allocated(cudaError_t status, char const* call, site where) {
+  if (status == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  cuda_check(status, call, where);
+  return true;
+}
+
+} // namespace detail
+} // namespace exec
+
+/// Memory is taken and given back rarely (tensors, arenas and scratch live long), so both calls wait: memory
+/// is ready for every stream when `allocate` returns, and nothing uses it any more when it goes back. Neither
+/// can be part of a CUDA graph.
+template <>
+struct memory_traits<exec::cuda_memory> {
+  static void* allocate(std::size_t bytes, site where = site::here()) {
+    void* memory = nullptr;
+    if (!exec::detail::allocated(cudaMallocAsync(&memory, bytes, nullptr), "cudaMallocAsync", where))
+      return nullptr;
+    exec::cuda_check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize", where);
+    return memory;
+  }
+  /// On the device it came from, whichever is current. Memory that something may still use, since waiting for
+  /// the device failed, is not given back: at the end of a program the device may be gone.
+  static void deallocate(void* memory, std::size_t) noexcept {
+    cudaPointerAttributes from{};
+    int current = 0;
+    auto status = cudaPointerGetAttributes(&from, memory);
+    if (status == cudaSuccess) status = cudaGetDevice(&current);
+    if (status != cudaSuccess) return exec::cuda_let_pass(status);
+    if (from.device != current) exec::cuda_let_pass(cudaSetDevice(from.device));
+    status = cudaDeviceSynchronize();
+    exec::cuda_let_pass(status);
+    if (status == cudaSuccess) exec::cuda_let_pass(cudaFreeAsync(memory, nullptr));
+    if (from.device != current) exec::cuda_let_pass(cudaSetDevice(current));
+  }
+  static void zero(void* memory, std::size_t bytes, site where = site::here()) {
+    exec::cuda_check(cudaMemsetAsync(memory, 0, bytes, nullptr), "cudaMemsetAsync", where);
+    exec::cuda_check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize", where);
+  }
+};
+
+template <>
+struct memory_traits<exec::pinned_memory> {
+  static void* allocate(std::size_t bytes, site where = site::here()) {
+    void* memory = nullptr;
+    return exec::detail::allocated(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "cudaHostAlloc",
+                                   where)
+               ? memory
+               : nullptr;
+  }
+  static void deallocate(void* memory, std::size_t) noexcept { exec::cuda_let_pass(cudaFreeHost(memory)); }
+  static void zero(void* memory, std::size_t bytes) noexcept { std::memset(memory, 0, bytes); }
+};
+
+} // namespace tessera::inline TESSERA_ABI
+
+#endif
+
+#endif
+/// What an execution space keeps for its operations between calls: one object of each type that they ask for.
+#ifndef TESSERA_EXEC_DETAIL_HANDLES_HPP
+#define TESSERA_EXEC_DETAIL_HANDLES_HPP
+
+namespace tessera::inline TESSERA_ABI::exec::detail {
+
+/// A handle is made from the account that counts its memory, from the space itself, or from nothing.
+template <class Handle, class Space>
+concept handle_of = std::constructible_from<Handle, memory_account> ||
+    std::constructible_from<Handle, Space&> || std::default_initializable<Handle>;
+
+/// Used by one thread at a time. Objects are destroyed in the reverse order of their making, so that one may
+/// hold what it took from another.
+class handles {
+public:
+  handles() = default;
+  handles(handles const&) = delete;
+  handles& operator=(handles const&) = delete;
+  ~handles() { clear(); }
+
+  void clear() noexcept {
+    while (newest_ != nullptr) {
+      auto* const older = newest_->older;
+      delete newest_;
+      newest_ = older;
+    }
+  }
+
+  template <class Handle, class Space>
+  requires handle_of<Handle, Space> Handle& get(Space& space, memory_account account) {
+    for (auto* entry = newest_; entry != nullptr; entry = entry->older)
+      if (entry->type == &tag_of<Handle>) return static_cast<holder<Handle>*>(entry)->object;
+    holder<Handle>* made = nullptr;
+    if constexpr (std::constructible_from<Handle, memory_account>)
+      made = new holder<Handle>(account);
+    else if constexpr (std::constructible_from<Handle, Space&>)
+      made = new holder<Handle>(space);
+    else
+      made = new holder<Handle>();
+    made->type = &tag_of<Handle>;
+    made->older = newest_; // after construction, which may have asked for other handles
+    newest_ = made;
+    return made->object;
+  }
+
+private:
+  template <class>
+  static constexpr char tag_of = 0;
+
+  struct entry_base {
+    virtual ~entry_base() = default;
+    void const* type = nullptr;
+    entry_base* older = nullptr;
+  };
+  template <class Handle>
+  struct holder final : entry_base {
+    template <class... From>
+    explicit holder(From&... from) : object(from...) {}
+    Handle object;
+  };
+
+  entry_base* newest_ = nullptr;
+};
+
+} // namespace tessera::inline TESSERA_ABI::exec::detail
+
+#endif
+/// The CUDA execution space: one device, one stream, and the handles that operations keep between calls.
+/// Operations are put into the stream and have not finished when they return; `synchronize` waits for them.
+/// The calling thread's current device becomes this space's.
+///
+///     exec::cuda ex({.device = 0});
+///     tensor<bf16, 2, exec::cuda::memory> x({rows, columns});
+///     ops::gelu(ex, y.view(), x.view());
+///     ex.synchronize();
+///
+/// Exists under TESSERA_WITH_CUDA.
+#ifndef TESSERA_EXEC_CUDA_HPP
+#define TESSERA_EXEC_CUDA_HPP
+
+#if defined(TESSERA_WITH_CUDA)
+
+#include <string>
+#include <vector>
+
+#include <nvtx3/nvToolsExt.h>
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+struct cuda_backend {};
+
+/// An execution space whose operations run on a CUDA device.
+template <class Ex>
+concept cuda_space = space<Ex> && std::same_as<typename Ex::backend, cuda_backend>;
+
+struct cuda_options {
+  int device = 0;
+  /// What matrix products may use beside their operands.
+  index_t workspace_bytes = index_t{32} << 20;
+  /// A stream of the host application to work in, borrowed; none: one of this space's own.
+  cudaStream_t stream = nullptr;
+};
+
+/// What kernels found wrong and the host learns later: looked at by each `cuda::synchronize`, which throws
+/// what `look` throws.
+class late_check {
+public:
+  virtual void look(site where) = 0;
+
+protected:
+  ~late_check() = default;
+};
+
+/// Used by one thread at a time. Not copyable: operations refer to its handles.
+class cuda {
+public:
+  using memory = cuda_memory;
+  using backend = cuda_backend;
+
+  /// Throws config_error where the machine has no CUDA device (E-exec-102) or not that one (E-exec-103).
+  explicit cuda(cuda_options options = {}, site where = site::here())
+      : options_(options), stream_(options.stream), owns_stream_(options.stream == nullptr) {
+    int devices = 0;
+    auto const counted = cudaGetDeviceCount(&devices);
+    if (counted != cudaSuccess || devices == 0) {
+      (void)cudaGetLastError();
+      throw config_error("E-exec-102", where, "this machine has no CUDA device that can be used (",
+                         counted == cudaSuccess ? "none found" : cudaGetErrorString(counted),
+                         "); compute on the host, or check the driver with nvidia-smi");
+    }
+    if (options.device < 0 || options.device >= devices)
+      throw config_error("E-exec-103", where, "device ", options.device, " of ", devices,
+                         " CUDA devices was asked for; they are numbered from 0");
+    if (options.workspace_bytes < 0)
+      throw config_error("E-exec-104", where, "a workspace of ", options.workspace_bytes,
+                         " bytes was asked for");
+    cuda_check(cudaSetDevice(options.device), "cudaSetDevice", where);
+    cuda_check(cudaDeviceGetAttribute(&multiprocessors_, cudaDevAttrMultiProcessorCount, options.device),
+               "cudaDeviceGetAttribute", where);
+    // Memory that was given back stays with the pool: taking it again costs nothing.
+    cudaMemPool_t pool = nullptr;
+    cuda_check(cudaDeviceGetDefaultMemPool(&pool, options.device), "cudaDeviceGetDefaultMemPool", where);
+    auto keep = ~std::uint64_t{0};
+    cuda_check(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep),
+               "cudaMemPoolSetAttribute", where);
+    if (owns_stream_)
+      cuda_check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags",
+                 where);
+  }
+  cuda(cuda const&) = delete;
+  cuda& operator=(cuda const&) = delete;
+  /// Waits for what was started. Errors that nobody asked for until now are lost here.
+  ~cuda() {
+    cuda_let_pass(cudaSetDevice(options_.device));
+    cuda_let_pass(cudaStreamSynchronize(stream_));
+    handles_.clear();
+    if (owns_stream_) cuda_let_pass(cudaStreamDestroy(stream_));
+  }
+
+  int device() const noexcept { return options_.device; }
+  cudaStream_t stream() const noexcept { return stream_; }
+  int multiprocessors() const noexcept { return multiprocessors_; }
+  /// What computes, in words.
+  std::string description() const {
+    return tessera::text_of("CUDA device ", options_.device, ", ", multiprocessors_, " multiprocessors");
+  }
+  index_t workspace_bytes() const noexcept { return options_.workspace_bytes; }
+
+  /// Waits until everything in the stream has finished, then reports what kernels found wrong.
+  void synchronize(site where = site::here()) {
+    cuda_check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize", where);
+    for (auto* check : checks_) check->look(where);
+  }
+
+  /// Adds a check to every later `synchronize`. It lives as long as this space: a part of one of its handles.
+  void watch(late_check& check) { checks_.push_back(&check); }
+
+  /// Whether work is being recorded into a CUDA graph (exec/graph.hpp) instead of being run.
+  bool capturing(site where = site::here()) const {
+    auto status = cudaStreamCaptureStatusNone;
+    cuda_check(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing", where);
+    return status != cudaStreamCaptureStatusNone;
+  }
+
+  /// An object of type `Handle` that lives as long as this space, made at the first call: from the account
+  /// that counts its memory, from this space (`Handle(exec::cuda&)`), or from nothing.
+  template <class Handle>
+  requires detail::handle_of<Handle, cuda> Handle& handle() {
+    return handles_.template get<Handle>(*this, scratch_account());
+  }
+
+  /// Memory that operations keep in handles of this space, and the account that counts it.
+  memory_meter const& scratch() const noexcept { return scratch_; }
+  memory_account scratch_account() noexcept { return {&scratch_, memory_kind::other}; }
+
+  /// Records a sentence for the program to show once.
+  void note(std::string text) {
+    for (auto const& known : notes_)
+      if (known == text) return;
+    notes_.push_back(static_cast<std::string&&>(text));
+  }
+  std::vector<std::string> const& notes() const noexcept { return notes_; }
+
+  /// A named stretch of the program in the profiler's time line; use exec::range (exec/range.hpp).
+  void enter_range(char const* name) noexcept { (void)nvtxRangePushA(name); }
+  void leave_range() noexcept { (void)nvtxRangePop(); }
+
+private:
+  cuda_options options_;
+  cudaStream_t stream_;
+  bool owns_stream_;
+  int multiprocessors_ = 0;
+  memory_meter scratch_;
+  detail::handles handles_;
+  std::vector<late_check*> checks_;
+  std::vector<std::string> notes_;
+};
+
+static_assert(cuda_space<cuda>);
+
+/// CUDA devices of this machine; 0 also where there is no driver. Rank r of several usually takes
+/// r % cuda_devices().
+inline int cuda_devices() noexcept {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) == cudaSuccess) return devices;
+  (void)cudaGetLastError();
+  return 0;
+}
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+
+#endif
+/// A point in a stream's work: other streams wait for it without the host, the host asks whether it has
+/// passed.
+///
+///     exec::event ready(ex);
+///     ready.record(ex);                       // after what ex was given so far
+///     ready.wait_in(other_stream);            // what other_stream is given from here on comes after it
+///
+/// Exists under TESSERA_WITH_CUDA.
+#ifndef TESSERA_EXEC_EVENT_HPP
+#define TESSERA_EXEC_EVENT_HPP
+
+#if defined(TESSERA_WITH_CUDA)
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+struct event_options {
+  /// Keep the time, for `milliseconds_since`. Costs a little at each record.
+  bool timed = false;
+};
+
+/// Move-only. Belongs to the device of the space it was made for.
+class event {
+public:
+  event() = default;
+  template <cuda_space Ex>
+  explicit event(Ex& ex, event_options options = {}, site where = site::here()) {
+    detail::device_scope const on(ex.device(), where);
+    cuda_check(cudaEventCreateWithFlags(&event_, options.timed ? cudaEventDefault : cudaEventDisableTiming),
+               "cudaEventCreateWithFlags", where);
+  }
+  event(event&& other) noexcept : event_(other.event_) { other.event_ = nullptr; }
+  event& operator=(event&& other) noexcept {
+    auto* const held = event_;
+    event_ = other.event_;
+    other.event_ = held;
+    return *this;
+  }
+  ~event() {
+    if (event_ != nullptr) cuda_let_pass(cudaEventDestroy(event_));
+  }
+
+  void record(cudaStream_t stream, site where = site::here()) {
+    cuda_check(cudaEventRecord(event_, stream), "cudaEventRecord", where);
+  }
+  template <cuda_space Ex>
+  void record(Ex& ex, site where = site::here()) {
+    record(ex.stream(), where);
+  }
+
+  /// The stream waits; the host does not. An event that was never recorded has passed.
+  void wait_in(cudaStream_t stream, site where = site::here()) const {
+    cuda_check(cudaStreamWaitEvent(stream, event_, 0), "cudaStreamWaitEvent", where);
+  }
+  template <cuda_space Ex>
+  void wait_in(Ex& ex, site where = site::here()) const {
+    wait_in(ex.stream(), where);
+  }
+
+  /// The host waits.
+  void wait(site where = site::here()) const {
+    cuda_check(cudaEventSynchronize(event_), "cudaEventSynchronize", where);
+  }
+  bool passed(site where = site::here()) const {
+    auto const status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+      return false;
+    }
+    cuda_check(status, "cudaEventQuery", where);
+    return true;
+  }
+
+  /// Device time between two passed events that were made with `timed`.
+  double milliseconds_since(event const& start, site where = site::here()) const {
+    float milliseconds = 0;
+    cuda_check(cudaEventElapsedTime(&milliseconds, start.event_, event_), "cudaEventElapsedTime", where);
+    return static_cast<double>(milliseconds);
+  }
+
+  cudaEvent_t native() const noexcept { return event_; }
+
+private:
+  cudaEvent_t event_ = nullptr;
+};
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+
+#endif
+/// Copies from and to CUDA memory (exec/copy.hpp says what copies are). All are ordered on the space's
+/// stream. One whose other side is ordinary host memory has finished when it returns; between device memory,
+/// and from or to pinned memory (given as views, which carry it in their type), it goes on in the background.
+///
+/// Exists under TESSERA_WITH_CUDA.
+#ifndef TESSERA_EXEC_COPY_CUDA_HPP
+#define TESSERA_EXEC_COPY_CUDA_HPP
+
+#if defined(TESSERA_WITH_CUDA)
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+namespace detail {
+
+/// Starts a copy; waits where `wait`.
+template <cuda_space Ex>
+void copy_bytes(Ex& ex, void* to, void const* from, std::size_t bytes, bool wait, site where) {
+  if (bytes == 0) return;
+  cuda_check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, ex.stream()), "cudaMemcpyAsync", where);
+  // The runtime promises less than this for pageable memory, and how much less depends on the machine.
+  if (wait) ex.synchronize(where);
+}
+
+} // namespace detail
+
+/// Host to device, device to host, device to device.
+template <cuda_space Ex, class T>
+  requires std::is_trivially_copyable_v<T>
+void copy(Ex& ex, device_span<T, cuda_memory> to, std::type_identity_t<std::span<T const>> from,
+          site where = site::here()) {
+  detail::require_same_count(to.size(), from.size(), where);
+  detail::copy_bytes(ex, to.data(), from.data(), from.size_bytes(), true, where);
+}
+template <cuda_space Ex, class T>
+  requires std::is_trivially_copyable_v<T>
+void copy(Ex& ex, std::span<T> to, std::type_identity_t<device_span<T const, cuda_memory>> from,
+          site where = site::here()) {
+  detail::require_same_count(to.size(), from.size(), where);
+  detail::copy_bytes(ex, to.data(), from.data(), from.size_bytes(), true, where);
+}
+template <cuda_space Ex, class T>
+  requires std::is_trivially_copyable_v<T>
+void copy(Ex& ex, device_span<T, cuda_memory> to,
+          std::type_identity_t<device_span<T const, cuda_memory>> from, site where = site::here()) {
+  detail::require_same_count(to.size(), from.size(), where);
+  detail::copy_bytes(ex, to.data(), from.data(), from.size_bytes(), false, where);
+}
+
+/// Views without gaps, of any two memories of which one is the device's.
+template <cuda_space Ex, class T, class U, int Rank, memory_space To, memory_space From>
+  requires((std::same_as<To, cuda_memory> ||
+            std::same_as<From, cuda_memory>)&&std::same_as<T, std::remove_const_t<U>>)
+void copy(Ex& ex, view<T, Rank, To> to, view<U, Rank, From> from, site where = site::here()) {
+  auto const source = from.span(where);
+  auto const target = to.span(where);
+  detail::require_same_count(target.size(), source.size(), where);
+  detail::copy_bytes(ex, target.data(), source.data(), source.size_bytes(),
+                     std::same_as<To, host_memory> || std::same_as<From, host_memory>, where);
+}
+
+template <cuda_space Ex, class T>
+  requires std::is_trivially_copyable_v<T>
+void zero(Ex& ex, device_span<T, cuda_memory> data, site where = site::here()) {
+  if (data.empty()) return;
+  cuda_check(cudaMemsetAsync(data.data(), 0, data.size_bytes(), ex.stream()), "cudaMemsetAsync", where);
+}
+
+/// Pinned memory on the host's side: `upload` returns at once, and `host` waits for it before the content may
+/// be replaced. An upload that is captured into a graph copies anew at each launch; whoever launches sees to
+/// it that the host's side is not written meanwhile.
+template <class T, int Rank, cuda_space Ex>
+class staged<T, Rank, Ex> {
+public:
+  staged() = default;
+  explicit staged(Ex& ex, tessera::extents<Rank> const& sizes, memory_account account = {},
+                  site where = site::here())
+      : host_(sizes, account, where), device_(sizes, account, where), uploaded_(ex, {}, where) {}
+
+  view<T, Rank> host(site where = site::here()) {
+    if (uploading_) uploaded_.wait(where);
+    uploading_ = false;
+    return {host_.data(), host_.extents()};
+  }
+  view<T, Rank, typename Ex::memory> device() { return device_.view(); }
+
+  view<T, Rank, typename Ex::memory> upload(Ex& ex, site where = site::here()) {
+    copy(ex, device_.view(), host_.view(), where);
+    if (host_.size() > 0 && !ex.capturing(where)) {
+      uploaded_.record(ex, where);
+      uploading_ = true;
+    }
+    return device_.view();
+  }
+  view<T, Rank> download(Ex& ex, site where = site::here()) {
+    copy(ex, host_.view(), device_.view(), where);
+    ex.synchronize(where);
+    uploading_ = false;
+    return {host_.data(), host_.extents()};
+  }
+
+  tessera::extents<Rank> const& extents() const noexcept { return device_.extents(); }
+
+private:
+  tensor<T, Rank, pinned_memory> host_;
+  tensor<T, Rank, typename Ex::memory> device_;
+  event uploaded_;
+  bool uploading_ = false;
+};
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+
+#endif
+/// A stretch of work recorded once and started again as a whole: a training step of hundreds of kernels then
+/// costs the host one call.
+///
+///     exec::graph step;
+///     step.capture(ex, [&] { model.forward_backward(ex, ...); optimizer.step(ex, ...); });   // runs nothing
+///     for (...) step.launch(ex);
+///
+/// What is captured must neither wait, nor take memory, nor copy from or to ordinary host memory: run the
+/// step once beforehand, so that scratch memory and handles stand. Pointers and sizes are those of the
+/// capture.
+///
+/// Exists under TESSERA_WITH_CUDA.
+#ifndef TESSERA_EXEC_GRAPH_HPP
+#define TESSERA_EXEC_GRAPH_HPP
+
+#if defined(TESSERA_WITH_CUDA)
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+/// Move-only. Throws library_error (E-exec-101) where something cannot be captured, whatever `body` throws,
+/// and config_error (E-exec-106) where there is nothing to launch.
+class graph {
+public:
+  graph() = default;
+  graph(graph&& other) noexcept : executable_(other.executable_) { other.executable_ = nullptr; }
+  graph& operator=(graph&& other) noexcept {
+    auto* const held = executable_;
+    executable_ = other.executable_;
+    other.executable_ = held;
+    return *this;
+  }
+  ~graph() { clear(); }
+
+  template <cuda_space Ex, std::invocable Body>
+  void capture(Ex& ex, Body&& body, site where = site::here()) {
+    clear();
+    // Other threads (ranks) may go on with whatever they do.
+    cuda_check(cudaStreamBeginCapture(ex.stream(), cudaStreamCaptureModeThreadLocal),
+               "cudaStreamBeginCapture", where);
+    cudaGraph_t recorded = nullptr;
+    try {
+      body();
+    } catch (...) {
+      cuda_let_pass(cudaStreamEndCapture(ex.stream(), &recorded));
+      if (recorded != nullptr) cuda_let_pass(cudaGraphDestroy(recorded));
+      throw;
+    }
+    cuda_check(cudaStreamEndCapture(ex.stream(), &recorded), "cudaStreamEndCapture", where);
+    auto const status = cudaGraphInstantiate(&executable_, recorded, 0);
+    cuda_let_pass(cudaGraphDestroy(recorded));
+    cuda_check(status, "cudaGraphInstantiate", where);
+  }
+
+  bool captured() const noexcept { return executable_ != nullptr; }
+
+  template <cuda_space Ex>
+  void launch(Ex& ex, site where = site::here()) {
+    if (executable_ == nullptr)
+      throw config_error("E-exec-106", where, "a graph was launched before anything was captured");
+    cuda_check(cudaGraphLaunch(executable_, ex.stream()), "cudaGraphLaunch", where);
+  }
+
+private:
+  void clear() noexcept {
+    if (executable_ != nullptr) cuda_let_pass(cudaGraphExecDestroy(executable_));
+    executable_ = nullptr;
+  }
+
+  cudaGraphExec_t executable_ = nullptr;
+};
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
 
 #endif
 /// The host execution space: a number of threads, and whatever handles its operations keep between calls.
@@ -1217,12 +2091,13 @@ public:
   }
   basic_host(basic_host const&) = delete;
   basic_host& operator=(basic_host const&) = delete;
-  ~basic_host() {
-    for (auto& handle : handles_) handle.destroy(handle.object);
-  }
 
   int threads() const noexcept {
     return threads_;
+  }
+  /// What computes, in words.
+  std::string description() const {
+    return tessera::text_of(threads_, threads_ == 1 ? " thread, " : " threads, ", Product::name, " products");
   }
 
   /// Host operations have finished when they return.
@@ -1256,20 +2131,10 @@ public:
 
   /// An object of type `Handle` that lives as long as this space, made at the first call: where an operation
   /// keeps engines, compiled kernels and scratch memory between calls. One that takes memory is made from the
-  /// account that counts it.
+  /// account that counts it, one that needs the space from that.
   template <class Handle>
-    requires(std::default_initializable<Handle> || std::constructible_from<Handle, memory_account>)
-  Handle& handle() {
-    for (auto& entry : handles_)
-      if (entry.type == &tag_of<Handle>) return *static_cast<Handle*>(entry.object);
-    handles_.reserve(handles_.size() + 1);
-    Handle* object = nullptr;
-    if constexpr (std::constructible_from<Handle, memory_account>)
-      object = new Handle(memory_account{&scratch_, memory_kind::other});
-    else
-      object = new Handle();
-    handles_.push_back({&tag_of<Handle>, object, [](void* held) { delete static_cast<Handle*>(held); }});
-    return *object;
+  requires detail::handle_of<Handle, basic_host> Handle& handle() {
+    return handles_.template get<Handle>(*this, {&scratch_, memory_kind::other});
   }
 
   /// Memory that operations keep in handles of this space.
@@ -1288,18 +2153,9 @@ public:
   }
 
 private:
-  template <class>
-  static constexpr char tag_of = 0;
-
-  struct attached {
-    void const* type;
-    void* object;
-    void (*destroy)(void*);
-  };
-
   int threads_;
   memory_meter scratch_;
-  std::vector<attached> handles_;
+  detail::handles handles_;
   std::vector<std::string> notes_;
 };
 
@@ -1310,6 +2166,77 @@ using host = basic_host<onednn_product>;
 #else
 using host = basic_host<portable_product>;
 #endif
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+/// A named stretch of a program, from here to the end of the scope. On CUDA it shows in the profiler's time
+/// line (NVTX); on the host it is nothing.
+///
+///     exec::range const here(ex, "forward");
+#ifndef TESSERA_EXEC_RANGE_HPP
+#define TESSERA_EXEC_RANGE_HPP
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+/// A space that tells a profiler.
+template <class Ex>
+concept ranged_space = space<Ex> && requires(Ex& ex, char const* name) {
+  ex.enter_range(name);
+  ex.leave_range();
+};
+
+template <space Ex>
+class range {
+public:
+  range(Ex& ex, [[maybe_unused]] char const* name) noexcept : ex_(ex) {
+    if constexpr (ranged_space<Ex>) ex_.enter_range(name);
+  }
+  ~range() {
+    if constexpr (ranged_space<Ex>) ex_.leave_range();
+  }
+  range(range const&) = delete;
+  range& operator=(range const&) = delete;
+
+private:
+  Ex& ex_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+/// Scratch memory of the operations named by `Tag`, kept in a handle of the space: it grows at first use,
+/// then stays, so that nothing is allocated in the steady state.
+///
+///     auto* sums = ex.template handle<exec::scratch<my_operation, memory>>().template take<double>(n,
+///     where);
+#ifndef TESSERA_EXEC_SCRATCH_HPP
+#define TESSERA_EXEC_SCRATCH_HPP
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+/// The next `take` of the same tag hands out the same memory again. On a device that is safe as long as both
+/// uses are on the space's stream.
+template <class Tag, memory_space Memory = host_memory>
+class scratch {
+public:
+  explicit scratch(memory_account account) noexcept : account_(account) {}
+
+  /// `count` elements of whatever content.
+  template <class T>
+  T* take(index_t count, site where = site::here()) {
+    auto const bytes = count * static_cast<index_t>(sizeof(T));
+    if (bytes > memory_.bytes()) {
+      memory_ = {}; // given back before more is asked for
+      memory_ = buffer<Memory>(bytes, account_, where);
+    }
+    return static_cast<T*>(memory_.data());
+  }
+
+private:
+  memory_account account_;
+  buffer<Memory> memory_;
+};
 
 } // namespace tessera::inline TESSERA_ABI::exec
 
@@ -1406,9 +2333,10 @@ void add(Ex& ex, view<T, 1, typename Ex::memory> out, input<T, 1, typename Ex::m
 #define TESSERA_OPS_HOST_DETAIL_LOOPS_HPP
 
 /// exp, log, tanh, erf and sigmoid of a float, without branches, tables or calls, so that a loop over them
-/// turns into vector instructions on any compiler, and host and device run the same formula. Within 1.5 units
-/// in the last place of the true value (sigmoid 2.5; tests/ops/elementary.cpp measures it), right at the
-/// infinities, at NaN, and where results overflow or become subnormal.
+/// turns into vector instructions on any compiler. Within 1.5 units in the last place of the true value
+/// (sigmoid 2.5; tests/ops/elementary.cpp measures it), right at the infinities, at NaN, and where results
+/// overflow or become subnormal. In device code exp, log, tanh and erf are CUDA's, which stand on the
+/// hardware's exponential and logarithm, and sigmoid divides by its reciprocal: within 2 units, sigmoid 4.
 ///
 ///     for (index_t i = 0; i < n; ++i) out[i] = elementary::exp(in[i]);
 ///
@@ -1424,9 +2352,13 @@ namespace tessera::inline TESSERA_ABI::ops::elementary {
 /// `condition ? yes : no` where both are at hand, by a mask: compilers turn a conditional expression back
 /// into a branch, which ends vectorisation.
 [[gnu::always_inline]] TESSERA_HOST_DEVICE inline float select(bool condition, float yes, float no) noexcept {
+#if defined(__CUDA_ARCH__)
+  return condition ? yes : no;
+#else
   auto const mask = 0u - static_cast<std::uint32_t>(condition);
   return std::bit_cast<float>((std::bit_cast<std::uint32_t>(yes) & mask) |
                               (std::bit_cast<std::uint32_t>(no) & ~mask));
+#endif
 }
 
 [[gnu::always_inline]] TESSERA_HOST_DEVICE inline float magnitude(float x) noexcept {
@@ -1450,6 +2382,9 @@ namespace tessera::inline TESSERA_ABI::ops::elementary {
 
 /// e^x.
 [[gnu::always_inline]] TESSERA_HOST_DEVICE inline float exp(float x) noexcept {
+#if defined(__CUDA_ARCH__)
+  return ::expf(x);
+#else
   // Beyond these bounds the result is 0 or infinity anyway; the order of the arguments keeps NaN.
   x = smaller(larger(x, -104.0f), 89.0f);
   // x = n log 2 + r with |r| <= log(2) / 2. Adding 1.5 * 2^23 rounds to an integer and leaves it in the low
@@ -1470,10 +2405,14 @@ namespace tessera::inline TESSERA_ABI::ops::elementary {
   auto const low = std::bit_cast<float>(static_cast<std::uint32_t>(half + 127) << 23);
   auto const high = std::bit_cast<float>(static_cast<std::uint32_t>(n - half + 127) << 23);
   return p * low * high;
+#endif
 }
 
 /// Natural logarithm: minus infinity at 0, NaN below it.
 [[gnu::always_inline]] TESSERA_HOST_DEVICE inline float log(float x) noexcept {
+#if defined(__CUDA_ARCH__)
+  return ::logf(x);
+#else
   // x = m 2^e with m in [sqrt(1/2), sqrt(2)), subnormals scaled up first.
   auto const tiny = x < 0x1p-126f;
   auto const scaled = x * select(tiny, 0x1p25f, 1.0f);
@@ -1499,10 +2438,14 @@ namespace tessera::inline TESSERA_ABI::ops::elementary {
   result = select(x == 0.0f, -infinity, result);
   result = select(x == infinity, infinity, result);
   return select(x >= 0.0f, result, not_a_number);
+#endif
 }
 
 /// Hyperbolic tangent.
 [[gnu::always_inline]] TESSERA_HOST_DEVICE inline float tanh(float x) noexcept {
+#if defined(__CUDA_ARCH__)
+  return ::tanhf(x);
+#else
   auto const a = magnitude(x);
   // Near zero an odd polynomial, further out 1 - 2 / (e^2|x| + 1): the latter cancels near zero.
   auto const z = a * a;
@@ -1515,10 +2458,14 @@ namespace tessera::inline TESSERA_ABI::ops::elementary {
   auto const near = a + a * (p * z);
   auto const far = 1.0f - 2.0f / (exp(a + a) + 1.0f);
   return with_sign_of(select(a < 0.625f, near, far), x);
+#endif
 }
 
 /// The error function.
 [[gnu::always_inline]] TESSERA_HOST_DEVICE inline float erf(float x) noexcept {
+#if defined(__CUDA_ARCH__)
+  return ::erff(x);
+#else
   auto const a = magnitude(x);
   // Near zero an odd polynomial, further out 1 - exp(log erfc|x|) with a polynomial for the logarithm.
   auto const z = a * a;
@@ -1541,12 +2488,17 @@ namespace tessera::inline TESSERA_ABI::ops::elementary {
   q = q * b + 0x1.62d89ap-13f;
   auto const far = 1.0f - exp(q);
   return with_sign_of(select(a < 0.921875f, near, far), x);
+#endif
 }
 
 /// 1 / (1 + e^-x), accurate down to its subnormal results.
 [[gnu::always_inline]] TESSERA_HOST_DEVICE inline float sigmoid(float x) noexcept {
   auto const e = exp(-magnitude(x));
+#if defined(__CUDA_ARCH__)
+  return __fdividef(select(x < 0.0f, e, 1.0f), 1.0f + e);
+#else
   return select(x < 0.0f, e, 1.0f) / (1.0f + e);
+#endif
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops::elementary
@@ -1613,25 +2565,6 @@ template <class Value>
     for (int l = 0; l < half; ++l) lane[l] = elementary::larger(lane[l], lane[l + half]);
   return lane[0];
 }
-
-/// Scratch memory of the operations named by `Tag`, kept in a handle of the space: grows at first use, then
-/// stays, so that nothing is allocated in the steady state.
-template <class Tag>
-class scratch {
-public:
-  explicit scratch(memory_account account) noexcept : account_(account) {}
-
-  template <class T>
-  T* take(index_t count, site where) {
-    auto const bytes = count * static_cast<index_t>(sizeof(T));
-    if (bytes > memory_.bytes()) memory_ = buffer<host_memory>(bytes, account_, where);
-    return static_cast<T*>(memory_.data());
-  }
-
-private:
-  memory_account account_;
-  buffer<host_memory> memory_;
-};
 
 } // namespace tessera::inline TESSERA_ABI::ops::host_detail
 
@@ -2523,6 +3456,8 @@ struct cast_on<exec::host_backend> {
 ///
 ///     auto loss = ops::cross_entropy(ex, logits, losses, targets, {.write_gradient = true});
 ///     loss.sum / loss.count;   // mean negative log likelihood in nats, once all parts are added up
+///     ops::cross_entropy(ex, logits, losses, targets, {.totals = totals});   // totals += {sum, count}, no
+///     wait
 ///
 /// With p = softmax(x), t the target and s the label smoothing over V classes, a row's loss is
 ///     log(sum exp x) - (1 - s) x_t - s mean(x) + z_loss * log(sum exp x)^2,
@@ -2537,11 +3472,15 @@ namespace tessera::inline TESSERA_ABI::ops {
 /// A target that predicts nothing: the row's loss and gradient are zero and it is not counted.
 inline constexpr std::int32_t ignore_index = -100;
 
+template <memory_space M = host_memory>
 struct cross_entropy_options {
   float label_smoothing = 0; ///< In [0, 1]: share of the target's probability spread evenly over all classes.
   float z_loss = 0;          ///< Weight of the squared log partition function (keeps logits small).
   float gradient_scale = 1;  ///< Factor on the gradient, not on the loss.
   bool write_gradient = false; ///< Replace the logits by their gradient.
+  /// [2]: sum and count are added here where the space runs, and the call returns zeros: nobody waits for the
+  /// device. Empty: the call waits for them and returns them.
+  view<double, 1, M> totals = {};
 };
 
 struct sum_and_count {
@@ -2557,8 +3496,9 @@ struct softmax_row {
   float mean = 0;            ///< Of the logits; needed for label smoothing only.
 };
 
-TESSERA_HOST_DEVICE inline float cross_entropy_loss(softmax_row row, float target_logit,
-                                                    cross_entropy_options const& options) noexcept {
+template <memory_space M>
+TESSERA_HOST_DEVICE float cross_entropy_loss(softmax_row row, float target_logit,
+                                             cross_entropy_options<M> const& options) noexcept {
   return row.log_sum - (1.0f - options.label_smoothing) * target_logit - options.label_smoothing * row.mean +
          options.z_loss * row.log_sum * row.log_sum;
 }
@@ -2568,8 +3508,9 @@ TESSERA_HOST_DEVICE inline float cross_entropy_loss(softmax_row row, float targe
 struct cross_entropy_slope {
   float slope, even, target;
 
+  template <memory_space M>
   TESSERA_HOST_DEVICE cross_entropy_slope(softmax_row row, index_t classes,
-                                          cross_entropy_options const& options) noexcept
+                                          cross_entropy_options<M> const& options) noexcept
       : slope(options.gradient_scale * (1.0f + 2.0f * options.z_loss * row.log_sum) / row.exponential_sum),
         even(options.gradient_scale * options.label_smoothing / static_cast<float>(classes)),
         target(options.gradient_scale * (1.0f - options.label_smoothing)) {}
@@ -2581,18 +3522,22 @@ struct cross_entropy_on;
 
 /// logits [rows, V], losses [rows], targets [rows]; rows of logits may lie apart. Leaves each row's loss in
 /// `losses` (0 where ignored) and, with .write_gradient, its gradient in `logits`. Throws size_error where
-/// shapes differ, or where a target is neither in [0, V) nor ignore_index (nothing is written then);
-/// config_error for impossible options.
+/// shapes differ, or where a target is neither in [0, V) nor ignore_index; config_error for impossible
+/// options. A bad target is found before anything is written on the host, and by the device while it works
+/// elsewhere: there that row's loss and gradient are NaN, and the next call that waits for the space throws.
 template <exec::space Ex, storage_scalar T>
 sum_and_count cross_entropy(Ex& ex, view<T, 2, typename Ex::memory> logits,
                             std::type_identity_t<view<float, 1, typename Ex::memory>> losses,
                             input<std::int32_t, 1, typename Ex::memory> targets,
-                            cross_entropy_options options = {}, site where = site::here()) {
+                            cross_entropy_options<typename Ex::memory> options = {},
+                            site where = site::here()) {
   require_dense_rows("cross_entropy", "logits", logits, where);
   require_extents("cross_entropy", "losses", losses, {logits.extent(0)}, where);
   require_extents("cross_entropy", "targets", targets, {logits.extent(0)}, where);
   require_contiguous("cross_entropy", "losses", losses, where);
   require_contiguous("cross_entropy", "targets", targets, where);
+  require_extents_or_none("cross_entropy", "totals", options.totals, {2}, where);
+  require_contiguous("cross_entropy", "totals", options.totals, where);
   if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1))
     throw config_error("E-ops-005", where, "cross_entropy: label_smoothing is ", options.label_smoothing,
                        ", must lie in [0, 1]");
@@ -2618,7 +3563,7 @@ template <>
 struct cross_entropy_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T>
   static sum_and_count run(Ex& ex, view<T, 2> logits, view<float, 1> losses,
-                           view<std::int32_t const, 1> targets, cross_entropy_options const& options,
+                           view<std::int32_t const, 1> targets, cross_entropy_options<> const& options,
                            site where) {
     auto const rows = logits.extent(0), classes = logits.extent(1);
     for (index_t row = 0; row < rows; ++row)
@@ -2652,7 +3597,10 @@ struct cross_entropy_on<exec::host_backend> {
       total.sum += losses(row);
       total.count += targets(row) != ignore_index ? 1 : 0;
     }
-    return total;
+    if (options.totals.empty()) return total;
+    options.totals(0) += total.sum;
+    options.totals(1) += total.count;
+    return {};
   }
 
 private:
@@ -2955,15 +3903,14 @@ struct embedding_on<exec::host_backend> {
 
     // Rows sorted by token, in their own order within a token: those of token v are order[first[v], first[v +
     // 1]).
-    auto* first =
-        ex.template handle<host_detail::scratch<starts>>().template take<index_t>(classes + 2, where);
-    auto* order = ex.template handle<host_detail::scratch<sorted>>().template take<index_t>(rows, where);
+    auto* first = ex.template handle<exec::scratch<starts>>().template take<index_t>(classes + 2, where);
+    auto* order = ex.template handle<exec::scratch<sorted>>().template take<index_t>(rows, where);
     for (index_t v = 0; v < classes + 2; ++v) first[v] = 0;
     for (index_t row = 0; row < rows; ++row) ++first[tokens(row / length, row % length) + 2];
     for (index_t v = 2; v < classes + 2; ++v) first[v] += first[v - 1];
     for (index_t row = 0; row < rows; ++row) order[first[tokens(row / length, row % length) + 1]++] = row;
 
-    auto* sums = ex.template handle<host_detail::scratch<totals>>().template take<float>(width, where);
+    auto* sums = ex.template handle<exec::scratch<totals>>().template take<float>(width, where);
     constexpr index_t granule = 32; // columns: whole cache lines
     auto const granules = (width + granule - 1) / granule;
     ex.parallel_for(granules, host_detail::grain / (granule * (rows + 1)) + 1, [=](index_t from, index_t to) {
@@ -3298,7 +4245,7 @@ struct norm_rows {
     auto const chunks = (rows + chunk - 1) / chunk;
     constexpr index_t kinds = Centred ? 2 : 1;
     auto* partial =
-        ex.template handle<scratch<norm_rows>>().template take<float>(chunks * kinds * width, where);
+        ex.template handle<exec::scratch<norm_rows>>().template take<float>(chunks * kinds * width, where);
 
     for_rows(ex, chunks, chunk * width, [=](index_t c) {
       auto* gains = partial + c * kinds * width;
@@ -3397,6 +4344,10 @@ struct layer_norm_on<exec::host_backend> {
 ///     ops::linear_backward(ex, linear_gradients<T, G>{d_in, d_weight, d_bias}, d_out, in, weight,
 ///                          {.activation = activation::gelu_tanh, .pre_activation = pre, .scratch = d_pre});
 ///
+/// A layer whose input is the activation of another one can apply that activation's gradient too, while the
+/// product's rows are at hand: d_in is then the gradient before the activation, which the other layer's
+/// backward takes as the gradient of a plain output.
+///
 /// Cost: 2 m n k operations forward, 4 m n k backward.
 #ifndef TESSERA_OPS_LINEAR_HPP
 #define TESSERA_OPS_LINEAR_HPP
@@ -3407,9 +4358,12 @@ struct layer_norm_on<exec::host_backend> {
 ///     ops::matmul(ex, c, a, b);                            // c[m, n] = a[m, k] b[k, n]
 ///     ops::matmul(ex, c, a, b, {.transpose_b = true});     // c[m, n] = a[m, k] b[n, k]^T
 ///
-/// Cost: 2 m n k operations; see exec::host for who does them.
+/// Cost: 2 m n k operations; see exec::host for who does them there. On CUDA cuBLASLt does, one call for a
+/// whole batch; operands of different types are first widened to fp32 in scratch memory.
 #ifndef TESSERA_OPS_MATMUL_HPP
 #define TESSERA_OPS_MATMUL_HPP
+
+#include <utility>
 
 namespace tessera::inline TESSERA_ABI::ops {
 
@@ -3423,24 +4377,34 @@ struct matmul_options {
 template <class T>
 concept matrix_scalar = storage_scalar<std::remove_const_t<T>>;
 
-/// The backends' product, over operands that are already transposed (their strides are swapped).
+/// The backends' products, over operands that are already transposed (their strides are swapped):
+/// `run(ex, c, a, b, accumulate, where)` and, over views of rank 3, `run_batched` with the same arguments.
 template <class Backend>
 struct matmul_on;
 
 namespace detail {
 
-/// The matrix as the product reads it. Throws size_error where elements of a row are not adjacent.
-template <matrix_scalar T, memory_space M>
-view<T const, 2, M> product_operand(view<T, 2, M> given, bool transpose, char const* name, site where) {
+/// The matrix, or the batch of matrices, as the product reads it. Throws size_error where elements of a row
+/// are not adjacent.
+template <matrix_scalar T, int Rank, memory_space M>
+view<T const, Rank, M> product_operand(view<T, Rank, M> given, bool transpose, char const* name, site where) {
   require_dense_rows("matmul", name, given, where);
-  if (!transpose) return {given.data(), given.extents(), {given.stride(0), 1}};
-  return {given.data(), {given.extent(1), given.extent(0)}, {1, given.stride(0)}};
+  constexpr auto row = static_cast<std::size_t>(Rank - 2), column = row + 1;
+  auto sizes = given.extents(), strides = given.strides();
+  strides[column] = 1; // whatever it is where rows have one element
+  if (transpose) {
+    std::swap(sizes[row], sizes[column]);
+    std::swap(strides[row], strides[column]);
+  }
+  return {given.data(), sizes, strides};
 }
 
-template <storage_scalar C, memory_space M, matrix_scalar A, matrix_scalar B>
-void check_product(view<C, 2, M> c, view<A, 2, M> a, view<B, 2, M> b, site where) {
+template <storage_scalar C, int Rank, memory_space M, matrix_scalar A, matrix_scalar B>
+void check_product(view<C, Rank, M> c, view<A, Rank, M> a, view<B, Rank, M> b, site where) {
+  constexpr auto row = Rank - 2, column = Rank - 1;
   require_dense_rows("matmul", "c", c, where);
-  if (a.extent(0) != c.extent(0) || b.extent(1) != c.extent(1) || a.extent(1) != b.extent(0))
+  if (a.extent(row) != c.extent(row) || b.extent(column) != c.extent(column) ||
+      a.extent(column) != b.extent(row))
     throw size_error("E-ops-101", where, "matmul: c is ", text_of(c.extents()), ", after transposition a is ",
                      text_of(a.extents()), " and b is ", text_of(b.extents()),
                      "; need c[m, n], a[m, k], b[k, n]");
@@ -3456,7 +4420,7 @@ void matmul(Ex& ex, view<C, 2, typename Ex::memory> c, view<A, 2, typename Ex::m
   auto const left = detail::product_operand(a, options.transpose_a, "a", where);
   auto const right = detail::product_operand(b, options.transpose_b, "b", where);
   detail::check_product(c, left, right, where);
-  if (!c.empty()) matmul_on<typename Ex::backend>::run(ex, c, left, right, options.accumulate);
+  if (!c.empty()) matmul_on<typename Ex::backend>::run(ex, c, left, right, options.accumulate, where);
 }
 
 /// The same for each index of the outermost dimension: c[i] (+)= op(a[i]) op(b[i]).
@@ -3467,7 +4431,11 @@ void matmul_batched(Ex& ex, view<C, 3, typename Ex::memory> c, view<A, 3, typena
   if (a.extent(0) != c.extent(0) || b.extent(0) != c.extent(0))
     throw size_error("E-ops-102", where, "matmul_batched: c has ", c.extent(0), " matrices, a ", a.extent(0),
                      ", b ", b.extent(0));
-  for (index_t i = 0; i < c.extent(0); ++i) matmul(ex, c[i], a[i], b[i], options, where);
+  if (c.extent(0) == 0) return;
+  auto const left = detail::product_operand(a, options.transpose_a, "a", where);
+  auto const right = detail::product_operand(b, options.transpose_b, "b", where);
+  detail::check_product(c, left, right, where);
+  if (!c.empty()) matmul_on<typename Ex::backend>::run_batched(ex, c, left, right, options.accumulate, where);
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops
@@ -3682,8 +4650,15 @@ namespace tessera::inline TESSERA_ABI::ops {
 template <>
 struct matmul_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar C, storage_scalar A, storage_scalar B>
-  static void run(Ex& ex, view<C, 2> c, view<A const, 2> a, view<B const, 2> b, bool accumulate) {
+  static void run(Ex& ex, view<C, 2> c, view<A const, 2> a, view<B const, 2> b, bool accumulate,
+                  site = site::here()) {
     host_detail::product_by<typename Ex::product>::run(ex, c, a, b, accumulate);
+  }
+
+  template <exec::host_space Ex, storage_scalar C, storage_scalar A, storage_scalar B>
+  static void run_batched(Ex& ex, view<C, 3> c, view<A const, 3> a, view<B const, 3> b, bool accumulate,
+                          site where) {
+    for (index_t i = 0; i < c.extent(0); ++i) run(ex, c[i], a[i], b[i], accumulate, where);
   }
 };
 
@@ -3717,12 +4692,16 @@ struct linear_backward_options {
   bool accumulate = false;       ///< Add to the gradients of weight and bias.
   bool accumulate_input = false; ///< Add to the gradient of the input.
   ops::activation activation = activation::none;
-  view<T const, 2, M> pre_activation = {}; ///< [m, n]: what the forward kept.
+  view<T const, 2, M> pre_activation = {};             ///< [m, n]: what the forward kept.
+  ops::activation input_activation = activation::none; ///< What `in` is the result of.
+  view<T const, 2, M> input_pre_activation = {};       ///< [m, k]: what `in` is the activation of.
   /// [m, n]: receives the gradient before the activation. May be the memory of d_out. Without one the
   /// execution space keeps a buffer of this size from call to call.
   view<T, 2, M> scratch = {};
 };
 
+/// One implementation a backend: `forward(ex, out, in, weight, bias, options, where)`,
+/// `backward(ex, gradients, d_out, in, weight, options, where)`.
 template <class Backend>
 struct linear_on;
 
@@ -3748,12 +4727,14 @@ void linear(Ex& ex, view<T, 2, typename Ex::memory> out, input<T, 2, typename Ex
   detail::require_bias("bias", bias, n, where);
   if (options.pre_activation.data() != nullptr)
     require_rows("linear", "pre_activation", options.pre_activation, {m, n}, where);
-  if (m > 0 && n > 0) linear_on<typename Ex::backend>::forward(ex, out, in, weight, bias, options);
+  if (m > 0 && n > 0) linear_on<typename Ex::backend>::forward(ex, out, in, weight, bias, options, where);
 }
 
 /// The gradients of `linear`, given d_out[m, n], the gradient of its output. With an activation,
 /// `pre_activation` is required and d_out is turned into the gradient before it first.
-/// d_weight (+)= d_out^T in, d_bias (+)= column sums of d_out, d_in (+)= d_out weight.
+/// d_weight (+)= d_out^T in, d_bias (+)= column sums of d_out, d_in (+)= d_out weight; with an
+/// input_activation d_in = d_out weight * the slope of that activation at input_pre_activation, and is not
+/// added to (E-ops-106).
 template <exec::space Ex, storage_scalar T, storage_scalar G>
 void linear_backward(Ex& ex, linear_gradients<T, G, typename Ex::memory> gradients,
                      input<T, 2, typename Ex::memory> d_out, input<T, 2, typename Ex::memory> in,
@@ -3771,9 +4752,16 @@ void linear_backward(Ex& ex, linear_gradients<T, G, typename Ex::memory> gradien
     require_rows("linear_backward", "the gradient of weight", gradients.weight, {n, k}, where);
   if (options.activation != activation::none)
     require_rows("linear_backward", "pre_activation", options.pre_activation, {m, n}, where);
+  if (options.input_activation != activation::none) {
+    require_rows("linear_backward", "input_pre_activation", options.input_pre_activation, {m, k}, where);
+    if (options.accumulate_input)
+      throw config_error("E-ops-106", where,
+                         "linear_backward: accumulate_input and input_activation exclude each other: what is "
+                         "added to would be gradients of different values");
+  }
   if (options.scratch.data() != nullptr)
     require_rows("linear_backward", "scratch", options.scratch, {m, n}, where);
-  linear_on<typename Ex::backend>::backward(ex, gradients, d_out, in, weight, options);
+  linear_on<typename Ex::backend>::backward(ex, gradients, d_out, in, weight, options, where);
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops
@@ -3789,7 +4777,7 @@ template <>
 struct linear_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T>
   static void forward(Ex& ex, view<T, 2> out, view<T const, 2> in, view<T const, 2> weight,
-                      view<T const, 1> bias, linear_options<T> const& options) {
+                      view<T const, 1> bias, linear_options<T> const& options, site) {
     auto const m = out.extent(0), n = out.extent(1);
     auto const pre = options.pre_activation;
     view<T const, 2> const weight_t{weight.data(), {weight.extent(1), n}, {1, weight.stride(0)}};
@@ -3798,7 +4786,7 @@ struct linear_on<exec::host_backend> {
       return matmul_on<exec::host_backend>::run(ex, out, in, weight_t, false);
 
     // Enough rows that reading the weight again for each block costs little, few enough to stay in cache.
-    auto const block = std::max<index_t>(256, block_elements / n);
+    auto const block = block_rows(n);
     for (index_t row = 0; row < m; row += block) {
       auto const end = std::min(m, row + block);
       auto const part = out.slice(0, row, end);
@@ -3822,13 +4810,12 @@ struct linear_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T, storage_scalar G>
   static void backward(Ex& ex, linear_gradients<T, G> const& gradients, view<T const, 2> d_out,
                        view<T const, 2> in, view<T const, 2> weight,
-                       linear_backward_options<T> const& options) {
+                       linear_backward_options<T> const& options, site where) {
     auto const m = d_out.extent(0), n = d_out.extent(1);
     if (options.activation != activation::none) {
       auto d_pre = options.scratch;
       if (d_pre.data() == nullptr)
-        d_pre = {ex.template handle<host_detail::scratch<linear_on>>().template take<T>(m * n, site::here()),
-                 {m, n}};
+        d_pre = {ex.template handle<exec::scratch<linear_on>>().template take<T>(m * n, where), {m, n}};
       if (options.activation == activation::gelu_tanh)
         columns(ex, gradients.bias, options.accumulate, d_out, d_pre, options.pre_activation,
                 [](float x) { return gelu_slope<gelu_form::tanh>(x); });
@@ -3843,13 +4830,24 @@ struct linear_on<exec::host_backend> {
       matmul_on<exec::host_backend>::run(ex, gradients.weight,
                                          view<T const, 2>{d_out.data(), {n, m}, {1, d_out.stride(0)}}, in,
                                          options.accumulate);
-    if (!gradients.input.empty())
+    if (gradients.input.empty()) return;
+    if (options.input_activation == activation::gelu_tanh)
+      before_activation(ex, gradients.input, d_out, weight, options.input_pre_activation,
+                        [](float x) { return gelu_slope<gelu_form::tanh>(x); });
+    else if (options.input_activation == activation::gelu_erf)
+      before_activation(ex, gradients.input, d_out, weight, options.input_pre_activation,
+                        [](float x) { return gelu_slope<gelu_form::erf>(x); });
+    else
       matmul_on<exec::host_backend>::run(ex, gradients.input, d_out, weight, options.accumulate_input);
   }
 
 private:
   static constexpr index_t block_elements = index_t{1} << 20;
   struct block_sums;
+
+  static index_t block_rows(index_t width) noexcept {
+    return std::max<index_t>(256, block_elements / std::max<index_t>(1, width));
+  }
 
   /// Where a block's fp32 sums go: the output itself, or scratch where the output has fewer bits, so that
   /// sum, bias and activation are rounded once.
@@ -3858,8 +4856,7 @@ private:
     if constexpr (std::same_as<T, float>)
       return out;
     else
-      return {ex.template handle<host_detail::scratch<block_sums>>().template take<float>(out.size(),
-                                                                                          site::here()),
+      return {ex.template handle<exec::scratch<block_sums>>().template take<float>(out.size(), site::here()),
               out.extents()};
   }
 
@@ -3888,6 +4885,26 @@ private:
         bias.empty() ? pass(std::false_type{}, std::true_type{}, &kept(row, 0))
                      : pass(std::true_type{}, std::true_type{}, &kept(row, 0));
     });
+  }
+
+  /// d_in = d_out weight * slope(pre), block by block of rows.
+  template <exec::host_space Ex, storage_scalar T, class Slope>
+  static void before_activation(Ex& ex, view<T, 2> d_in, view<T const, 2> d_out, view<T const, 2> weight,
+                                view<T const, 2> pre, Slope slope) {
+    auto const m = d_in.extent(0), k = d_in.extent(1), block = block_rows(k);
+    for (index_t row = 0; row < m; row += block) {
+      auto const end = std::min(m, row + block);
+      auto const part = d_in.slice(0, row, end);
+      auto const sums = sums_of(ex, part);
+      matmul_on<exec::host_backend>::run(ex, sums, d_out.slice(0, row, end), weight, false);
+      host_detail::for_rows(ex, end - row, k, [&](index_t r) {
+        auto const* sum = &sums(r, 0);
+        auto const* x = &pre(row + r, 0);
+        auto* dx = &part(r, 0);
+        TESSERA_SIMD()
+        for (index_t i = 0; i < k; ++i) dx[i] = T(sum[i] * slope(host_detail::widened(x[i])));
+      });
+    }
   }
 
   /// One pass over d_out: d_pre = d_out * slope(pre), and the sums of its columns into bias. Each column is
@@ -3947,12 +4964,14 @@ private:
 
 namespace tessera::inline TESSERA_ABI::ops {
 
+template <memory_space M = host_memory>
 struct linear_cross_entropy_options {
-  float label_smoothing = 0; ///< As in cross_entropy.
-  float z_loss = 0;          ///< As in cross_entropy.
-  float gradient_scale = 1;  ///< Factor on the gradient of the loss sum.
-  bool accumulate = false;   ///< Add to d_weight instead of overwriting it.
-  index_t chunk_rows = 0;    ///< Rows whose logits are held at once; 0 stands for 512.
+  float label_smoothing = 0;      ///< As in cross_entropy.
+  float z_loss = 0;               ///< As in cross_entropy.
+  float gradient_scale = 1;       ///< Factor on the gradient of the loss sum.
+  bool accumulate = false;        ///< Add to d_weight instead of overwriting it.
+  index_t chunk_rows = 0;         ///< Rows whose logits are held at once; 0 stands for 512 (device: 4096).
+  view<double, 1, M> totals = {}; ///< As in cross_entropy.
 };
 
 /// Where the gradients go; both empty for an evaluation.
@@ -3964,31 +4983,41 @@ struct linear_cross_entropy_gradients {
 
 namespace detail {
 
+/// A processor's caches want few rows, a device enough of them to be busy.
+template <memory_space M>
 constexpr index_t chunk_of(index_t rows, index_t chunk_rows) noexcept {
-  auto const chunk = chunk_rows > 0 ? chunk_rows : 512;
+  auto const chunk = chunk_rows > 0 ? chunk_rows : index_t{M::host_accessible ? 512 : 4096};
   return rows < chunk ? rows : chunk;
+}
+
+/// Elements from row to row of the logits: each row begins at a boundary that products and 16-byte accesses
+/// are fast on, whatever the vocabulary.
+constexpr index_t padded_vocabulary(index_t vocabulary) noexcept {
+  return (vocabulary + 63) / 64 * 64;
 }
 
 } // namespace detail
 
 /// Bytes that the call below takes from the arena, and gives back.
-template <storage_scalar T>
+template <storage_scalar T, memory_space M = host_memory>
 constexpr index_t linear_cross_entropy_scratch_bytes(index_t rows, index_t vocabulary,
                                                      index_t chunk_rows = 0) noexcept {
-  auto const chunk = detail::chunk_of(rows, chunk_rows);
-  return arena<>::bytes_for<T>(chunk * vocabulary) + arena<>::bytes_for<float>(chunk);
+  auto const chunk = detail::chunk_of<M>(rows, chunk_rows);
+  return arena<M>::template bytes_for<T>(chunk * detail::padded_vocabulary(vocabulary)) +
+         arena<M>::template bytes_for<float>(chunk);
 }
 
 /// The summed loss of in[rows, w] weight[V, w]^T against targets[rows] (`ignore_index`: no loss, no gradient)
 /// and the number of counted rows; the gradients of the sum times gradient_scale where views are given.
-/// Throws size_error for extents that do not fit or a target outside [0, V).
+/// Throws size_error for extents that do not fit or a target outside [0, V) (on a device later, as
+/// cross_entropy does).
 template <exec::space Ex, storage_scalar T, storage_scalar G>
 sum_and_count
 linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::memory> gradients,
                      input<T, 2, typename Ex::memory> in, input<T, 2, typename Ex::memory> weight,
                      input<std::int32_t, 1, typename Ex::memory> targets,
-                     linear_cross_entropy_options options, arena<typename Ex::memory>& memory,
-                     site where = site::here()) {
+                     linear_cross_entropy_options<typename Ex::memory> options,
+                     arena<typename Ex::memory>& memory, site where = site::here()) {
   auto const rows = in.extent(0), width = in.extent(1), vocabulary = weight.extent(0);
   auto const wants_input = gradients.input.data() != nullptr;
   auto const wants_weight = gradients.weight.data() != nullptr;
@@ -3999,8 +5028,9 @@ linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::m
                           weight.extents(), where);
 
   arena_scope const scope(memory);
-  auto const chunk = detail::chunk_of(rows, options.chunk_rows);
-  auto const logits = memory.template take<T, 2>({chunk, vocabulary}, where);
+  auto const chunk = detail::chunk_of<typename Ex::memory>(rows, options.chunk_rows);
+  auto const logits = memory.template take<T, 2>({chunk, detail::padded_vocabulary(vocabulary)}, where)
+                          .slice(1, 0, vocabulary);
   auto const losses = memory.template take<float, 1>({chunk}, where);
   if (rows == 0 && wants_weight && !options.accumulate)
     matmul(ex, gradients.weight, logits, in, {.transpose_a = true}, where);
@@ -4016,7 +5046,8 @@ linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::m
                       {.label_smoothing = options.label_smoothing,
                        .z_loss = options.z_loss,
                        .gradient_scale = options.gradient_scale,
-                       .write_gradient = wants_input || wants_weight},
+                       .write_gradient = wants_input || wants_weight,
+                       .totals = options.totals},
                       where);
     total.sum += loss.sum;
     total.count += loss.count;
@@ -4029,6 +5060,66 @@ linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::m
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// Normal random numbers by index (core/philox.hpp): out[i] = mean + deviation * normal number first + i of
+/// the stream. The same whoever asks, in whatever pieces: how parameters start.
+///
+///     ops::random_normal(ex, out, {.deviation = 0.02f, .seed = seed, .stream = stream, .first = begin});
+///
+/// On a device the double-precision functions behind it may differ from the host's in the last place, so that
+/// a few of the numbers do once rounded. Cost: one write an element, and some hundred operations.
+#ifndef TESSERA_OPS_RANDOM_NORMAL_HPP
+#define TESSERA_OPS_RANDOM_NORMAL_HPP
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+struct random_normal_options {
+  float mean = 0;
+  float deviation = 1; ///< 0: every element is the mean.
+  std::uint64_t seed = 0;
+  std::uint64_t stream = 0; ///< Numbers of different streams have nothing to do with one another.
+  index_t first = 0;        ///< The index of out[0] in the stream.
+};
+
+/// One implementation a backend: `run(ex, out, options)`.
+template <class Backend>
+struct random_normal_on;
+
+/// Throws size_error where the view has gaps.
+template <exec::space Ex, storage_scalar T>
+void random_normal(Ex& ex, view<T, 1, typename Ex::memory> out, random_normal_options const& options,
+                   site where = site::here()) {
+  require_contiguous("random_normal", "out", out, where);
+  random_normal_on<typename Ex::backend>::run(ex, out, options);
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+/// random_normal on the host: shared among the threads, one number after the other.
+#ifndef TESSERA_OPS_HOST_RANDOM_NORMAL_HPP
+#define TESSERA_OPS_HOST_RANDOM_NORMAL_HPP
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+template <>
+struct random_normal_on<exec::host_backend> {
+  template <exec::host_space Ex, storage_scalar T>
+  static void run(Ex& ex, view<T, 1> out, random_normal_options const& options) {
+    ex.parallel_for(out.size(), 1024, [&, y = out.data()](index_t begin, index_t end) {
+      philox const random(options.seed, options.stream);
+      for (auto i = begin; i < end; ++i)
+        y[i] = T(options.deviation == 0
+                     ? options.mean
+                     : options.mean +
+                           options.deviation * random.normal(static_cast<std::uint64_t>(options.first + i)));
+    });
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
 
 #endif
 /// Sums over all elements of a flat view, in double, over fixed chunks added in order: the same bits for any
@@ -4106,8 +5197,7 @@ struct reduce_on<exec::host_backend> {
   static double sum(Ex& ex, view<T const, 1> in, Term term, site where) {
     constexpr index_t chunk = 16384;
     auto const count = in.size(), chunks = (count + chunk - 1) / chunk;
-    auto* partial =
-        ex.template handle<host_detail::scratch<reduce_on>>().template take<double>(chunks, where);
+    auto* partial = ex.template handle<exec::scratch<reduce_on>>().template take<double>(chunks, where);
     host_detail::for_rows(ex, chunks, chunk, [=, x = in.data()](index_t c) {
       auto const* part = x + c * chunk;
       auto const n = count - c * chunk < chunk ? count - c * chunk : chunk;
@@ -4272,8 +5362,39 @@ void rotary(Ex& ex, view<T, 4, typename Ex::memory> x, rotary_options options = 
 #ifndef TESSERA_OPS_HOST_ROTARY_HPP
 #define TESSERA_OPS_HOST_ROTARY_HPP
 
-#include <cmath>
 #include <vector>
+
+/// The cosines and sines that rotary embedding turns by, the same on every space.
+#ifndef TESSERA_OPS_DETAIL_ROTARY_ANGLES_HPP
+#define TESSERA_OPS_DETAIL_ROTARY_ANGLES_HPP
+
+#include <cmath>
+
+namespace tessera::inline TESSERA_ABI::ops::detail {
+
+/// For each position from 0 a row of D / 2 cosines and D / 2 sines (half = D / 2), computed in double.
+inline void fill_rotary_table(float* row, float theta, index_t half, index_t positions) {
+  for (index_t p = 0; p < positions; ++p, row += 2 * half)
+    for (index_t i = 0; i < half; ++i) {
+      auto const angle =
+          static_cast<double>(p) *
+          std::pow(static_cast<double>(theta), -static_cast<double>(i) / static_cast<double>(half));
+      row[i] = static_cast<float>(std::cos(angle));
+      row[half + i] = static_cast<float>(std::sin(angle));
+    }
+}
+
+/// Turns the pair (first, second) by the angle of this cosine and sine.
+[[gnu::always_inline]] TESSERA_HOST_DEVICE inline void rotate(float& first, float& second, float cosine,
+                                                              float sine) noexcept {
+  auto const a = first, b = second;
+  first = a * cosine - b * sine;
+  second = b * cosine + a * sine;
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops::detail
+
+#endif
 
 namespace tessera::inline TESSERA_ABI::ops {
 
@@ -4296,10 +5417,10 @@ struct rotary_on<exec::host_backend> {
         auto* second = first + half;
         TESSERA_SIMD()
         for (index_t i = 0; i < half; ++i) {
-          auto const a = static_cast<float>(first[i]), b = static_cast<float>(second[i]);
-          auto const c = cosine[i], s = sign * sine[i];
-          store(first[i], a * c - b * s);
-          store(second[i], b * c + a * s);
+          auto a = static_cast<float>(first[i]), b = static_cast<float>(second[i]);
+          detail::rotate(a, b, cosine[i], sign * sine[i]);
+          store(first[i], a);
+          store(second[i], b);
         }
       }
     });
@@ -4331,15 +5452,7 @@ private:
           auto const count = element_count<3>({size, 2 * half, index_t{sizeof(float)}}, where);
           memory = buffer<host_memory>(count, account, where);
           positions = size;
-          auto* row = static_cast<float*>(memory.data());
-          for (index_t p = 0; p < size; ++p, row += 2 * half)
-            for (index_t i = 0; i < half; ++i) {
-              auto const angle =
-                  static_cast<double>(p) *
-                  std::pow(static_cast<double>(theta), -static_cast<double>(i) / static_cast<double>(half));
-              row[i] = static_cast<float>(std::cos(angle));
-              row[half + i] = static_cast<float>(std::sin(angle));
-            }
+          detail::fill_rotary_table(static_cast<float*>(memory.data()), theta, half, size);
         }
         return static_cast<float const*>(memory.data());
       }
@@ -4520,8 +5633,8 @@ struct swiglu_on<exec::host_backend> {
 #endif
 
 /// Ranks are a concept: code that communicates is a template over `communicator` and runs unchanged on one
-/// rank (`comm::self`), on threads of one process (`comm::threads`) and on MPI (`comm::mpi`), with the same
-/// bits.
+/// rank (`comm::self`), on threads of one process (`comm::threads`), on MPI (`comm::mpi`) and between GPUs
+/// (`comm::nccl`), with the same bits.
 ///
 ///     template <comm::communicator Comm>
 ///     void average(Comm& comm, std::span<float> values) {
@@ -4645,6 +5758,37 @@ private:
   bool timed_ = false;
 };
 
+/// The calls of a communicator on messages in `Memory`; `communicator` below says what they mean.
+template <class C, class Memory>
+concept communicates_in = memory_space<Memory> &&
+    requires(C& c, memory_span<float, Memory> out, memory_span<float const, Memory> in,
+             std::span<index_t const> counts, reduce_options how) {
+  c.broadcast(out, 0);
+  c.reduce(out, in, 0, how);
+  c.all_reduce(out, how);
+  c.all_reduce(out, in, how);
+  c.reduce_scatter(out, in, how);
+  c.reduce_scatter_v(out, in, counts, how);
+  c.all_gather(out, in);
+  c.all_gather_v(out, in, counts);
+  c.all_to_all(out, in);
+  c.all_to_all_v(out, counts, in, counts);
+  c.gather(out, in, 0);
+  c.gather_v(out, in, counts, 0);
+  c.scatter(out, in, 0);
+  c.scatter_v(out, in, counts, 0);
+  c.send(in, 0, 0);
+  c.receive(out, 0, 0);
+  { c.start_all_reduce(out, how) } -> std::same_as<typename C::request>;
+  { c.start_all_reduce(out, in, how) } -> std::same_as<typename C::request>;
+  { c.start_reduce_scatter_v(out, in, counts, how) } -> std::same_as<typename C::request>;
+  { c.start_all_gather_v(out, in, counts) } -> std::same_as<typename C::request>;
+  { c.start_broadcast(out, 0) } -> std::same_as<typename C::request>;
+  { c.start_all_to_all_v(out, counts, in, counts) } -> std::same_as<typename C::request>;
+  { c.start_send(in, 0, 0) } -> std::same_as<typename C::request>;
+  { c.start_receive(out, 0, 0) } -> std::same_as<typename C::request>;
+};
+
 /// A group of ranks that issue the same collectives in the same order.
 ///
 /// Semantics (checked line by line by tests/comm/conformance.hpp); n = size(), r = rank(), 0 <= r < n:
@@ -4671,49 +5815,32 @@ private:
 ///   anything else that other ranks need in order to go on. Requests may be waited for in any order. All
 ///   ranks use start_X, or all use X: the two do not meet.
 /// - all_reduce(value) returns the reduction of one value: a convenience for losses, counts, decisions.
+/// - Messages are lent as std::span, and as memory_span<T, C::bulk_memory>: where the communicator's large
+///   messages are at home. That is host memory for all but `nccl`, whose calls on device_span are ordered
+///   with the compute stream instead of with the host: data is taken as the stream leaves it, and wait()
+///   makes the stream wait.
 ///
 /// Errors: size_error, config_error (here and now, nothing sent); collective_mismatch (checked communicators:
 /// on all ranks, naming both calls), peer_failed, stalled, library_error: after those the communicator is
 /// lost. numeric_error (integer overflow): on all ranks; the communicator stays usable.
 template <class C>
-concept communicator = requires(C& c, std::span<float> out, std::span<float const> in,
-                                std::span<index_t const> counts, reduce_options how,
-                                typename C::request pending) {
+concept communicator = communicates_in<C, host_memory> && communicates_in<C, typename C::bulk_memory> &&
+    requires(C& c, reduce_options how, typename C::request pending) {
   { c.rank() } -> std::same_as<int>;
   { c.size() } -> std::same_as<int>;
   { c.meter() } -> std::same_as<traffic_meter&>;
   { c.memory() } -> std::same_as<memory_meter const&>;
   { c.options() } -> std::convertible_to<communicator_options>;
   c.barrier();
-  c.broadcast(out, 0);
-  c.reduce(out, in, 0, how);
-  c.all_reduce(out, how);
-  c.all_reduce(out, in, how);
   { c.all_reduce(1.0, how) } -> std::same_as<double>;
-  c.reduce_scatter(out, in, how);
-  c.reduce_scatter_v(out, in, counts, how);
-  c.all_gather(out, in);
-  c.all_gather_v(out, in, counts);
-  c.all_to_all(out, in);
-  c.all_to_all_v(out, counts, in, counts);
-  c.gather(out, in, 0);
-  c.gather_v(out, in, counts, 0);
-  c.scatter(out, in, 0);
-  c.scatter_v(out, in, counts, 0);
-  c.send(in, 0, 0);
-  c.receive(out, 0, 0);
   { c.split(0, 0) } -> std::same_as<C>;
-  { c.start_all_reduce(out, how) } -> std::same_as<typename C::request>;
-  { c.start_all_reduce(out, in, how) } -> std::same_as<typename C::request>;
-  { c.start_reduce_scatter_v(out, in, counts, how) } -> std::same_as<typename C::request>;
-  { c.start_all_gather_v(out, in, counts) } -> std::same_as<typename C::request>;
-  { c.start_broadcast(out, 0) } -> std::same_as<typename C::request>;
-  { c.start_all_to_all_v(out, counts, in, counts) } -> std::same_as<typename C::request>;
-  { c.start_send(in, 0, 0) } -> std::same_as<typename C::request>;
-  { c.start_receive(out, 0, 0) } -> std::same_as<typename C::request>;
   pending.wait();
   { pending.test() } -> std::same_as<bool>;
 };
+
+/// A communicator whose messages are in the host's memory.
+template <class C>
+concept host_communicator = communicator<C> && std::same_as<typename C::bulk_memory, host_memory>;
 
 } // namespace tessera::inline TESSERA_ABI::comm
 
@@ -4736,11 +5863,6 @@ concept communicator = requires(C& c, std::span<float> out, std::span<float cons
 /// Checks what a caller gave and puts it into a `call`: lengths, counts, roots, overlaps. Nothing is sent.
 #ifndef TESSERA_COMM_DETAIL_DESCRIBE_HPP
 #define TESSERA_COMM_DETAIL_DESCRIBE_HPP
-
-/// The arithmetic of rank_order: element by element, rank 0 first, accumulated in fp32 or better, rounded
-/// once.
-#ifndef TESSERA_COMM_DETAIL_COMBINE_HPP
-#define TESSERA_COMM_DETAIL_COMBINE_HPP
 
 /// What one call is: the caller's words (`call`), the part of them on which ranks must agree (`signature`),
 /// and one step of carrying it out as a transport sees it (`transfer`).
@@ -4783,9 +5905,17 @@ constexpr bool is_integer(element type) noexcept {
   return type >= element::i8;
 }
 
-/// Reduces `n` elements of `ranks` pieces, `stride` elements apart, in rank order. False: integer overflow.
-using combine_function = bool (*)(void* out, void const* pieces, index_t n, index_t stride, int ranks,
-                                  reduction operation);
+/// Reduces `n` elements of `ranks` pieces, `stride` elements apart, in rank order.
+struct combine_step {
+  void* out = nullptr;
+  void const* pieces = nullptr;
+  index_t n = 0, stride = 0;
+  int ranks = 1;
+  reduction operation = reduction::sum;
+  site where{};
+};
+/// `space` is what the transport computes with: the host needs none. False: integer overflow.
+using combine_function = bool (*)(void* space, combine_step const& step);
 
 /// A call as its caller made it. Of `in` and `out` either may be absent on this rank; `count` is the part of
 /// one rank in the equal forms, all of it in the others.
@@ -4803,6 +5933,7 @@ struct call {
   reduction operation = reduction::sum;
   summation order = summation::native; // rank_order in reductions that ask for it
   combine_function combine = nullptr;
+  bool on_device = false; // both buffers are in memory that the host does not reach
   site where{};
 
   bool reduces() const noexcept {
@@ -4904,6 +6035,7 @@ struct transfer {
   int root = -1;
   int tag = -1;
   reduction operation = reduction::sum;
+  bool on_device = false;
   /// Steps after a call's first one travel in a lane of their own: their order among first steps of other
   /// calls differs from rank to rank.
   int step = 0;
@@ -4923,6 +6055,7 @@ inline transfer transfer_of(call const& c) noexcept {
   t.root = c.root;
   t.tag = c.tag;
   t.operation = c.operation;
+  t.on_device = c.on_device;
   t.where = c.where;
   return t;
 }
@@ -4956,74 +6089,35 @@ inline index_t offset_of(int rank, index_t count, index_t const* counts) noexcep
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
-template <class T>
-struct accumulator {
-  using type = T;
+/// The memory that a std::span or a device_span stands in.
+template <class Span>
+struct memory_of_span;
+template <class S>
+struct memory_of_span<std::span<S>> {
+  using type = host_memory;
 };
-template <storage_scalar T>
-struct accumulator<T> {
-  using type = float;
+template <class S, memory_space Memory>
+struct memory_of_span<device_span<S, Memory>> {
+  using type = Memory;
 };
-template <class T>
-using accumulator_t = typename accumulator<T>::type;
-
-/// The larger or smaller of two; a NaN of either is the result.
-template <class A>
-constexpr A larger(A a, A b) noexcept {
-  return (b > a || b != b) && a == a ? b : a;
-}
-template <class A>
-constexpr A smaller(A a, A b) noexcept {
-  return (b < a || b != b) && a == a ? b : a;
-}
-
-/// a[i] becomes a[i] combined with b[i]. False where an integer sum overflowed.
-template <class A, class T>
-bool combine_into(A* a, T const* b, index_t n, reduction operation) noexcept {
-  if (operation == reduction::max) {
-    for (index_t i = 0; i < n; ++i) a[i] = larger(a[i], static_cast<A>(b[i]));
-  } else if (operation == reduction::min) {
-    for (index_t i = 0; i < n; ++i) a[i] = smaller(a[i], static_cast<A>(b[i]));
-  } else if constexpr (std::integral<A>) {
-    bool overflow = false;
-    for (index_t i = 0; i < n; ++i) overflow |= __builtin_add_overflow(a[i], b[i], &a[i]);
-    return !overflow;
-  } else {
-    for (index_t i = 0; i < n; ++i) a[i] += static_cast<A>(b[i]);
-  }
-  return true;
-}
-
-/// out[i] = reduction over r of pieces[r * stride + i]. `out` may be the first piece. Works through tiles
-/// that stay in the first-level cache.
-template <reducible_scalar T>
-bool combine(void* out_bytes, void const* piece_bytes, index_t n, index_t stride, int ranks,
-             reduction operation) {
-  constexpr index_t tile = 1024;
-  auto* out = static_cast<T*>(out_bytes);
-  auto const* pieces = static_cast<T const*>(piece_bytes);
-  accumulator_t<T> sum[tile];
-  bool exact = true;
-  for (index_t begin = 0; begin < n; begin += tile) {
-    auto const length = n - begin < tile ? n - begin : tile;
-    for (index_t i = 0; i < length; ++i) sum[i] = static_cast<accumulator_t<T>>(pieces[begin + i]);
-    for (int r = 1; r < ranks; ++r)
-      exact &= combine_into(sum, pieces + r * stride + begin, length, operation);
-    for (index_t i = 0; i < length; ++i) out[begin + i] = static_cast<T>(sum[i]);
-  }
-  return exact;
-}
-
-} // namespace tessera::inline TESSERA_ABI::comm::detail
-
-#endif
-
-namespace tessera::inline TESSERA_ABI::comm::detail {
+template <class Span>
+using memory_of = typename memory_of_span<Span>::type;
 
 /// Inputs do not take part in deduction: spans of mutable elements and containers convert.
-template <class S>
-using input_span = std::type_identity_t<std::span<S const>>;
+template <class Span>
+using input_like = memory_span<typename Span::value_type const, memory_of<Span>>;
 using counts_span = std::span<index_t const>;
+
+/// A span of messages that can be lent to calls of `Engine`: to be read or, where not constant, written.
+template <class Span, class Engine>
+concept readable_by = requires {
+  typename memory_of<Span>;
+}
+&&Engine::template reaches<memory_of<Span>>&& message_scalar<typename Span::value_type>;
+template <class Span, class Engine>
+concept message_of = readable_by<Span, Engine> && !std::is_const_v<typename Span::element_type>;
+template <class Span, class Engine>
+concept summand_of = message_of<Span, Engine> && reducible_scalar<typename Span::value_type>;
 
 /// Describes calls of one rank. Every function throws size_error for what does not fit.
 class describer {
@@ -5037,49 +6131,46 @@ public:
     return c;
   }
 
-  template <message_scalar S>
-  [[gnu::always_inline]] call broadcast(std::span<S> data, int root, site where) const {
+  template <class Span>
+  [[gnu::always_inline]] call broadcast(Span data, int root, site where) const {
     check_rank(root, "root", collective::broadcast, where);
     bool const gives = rank == root;
-    auto c = describe<S>(collective::broadcast, gives ? std::span<S>() : data, gives ? data : std::span<S>(),
-                         where);
+    auto c = describe(collective::broadcast, gives ? Span() : data, gives ? data : Span(), where);
     c.count = static_cast<index_t>(data.size());
     c.root = root;
     return c;
   }
-  template <reducible_scalar S>
   static void reduce_with(call& c, reduce_options how) noexcept {
     c.operation = how.operation;
     c.order = how.order;
-    c.combine = &combine<S>;
   }
-  template <reducible_scalar S>
-  [[gnu::always_inline]] call reduce(std::span<S> out, input_span<S> in, int root, reduce_options how,
+  template <class Span>
+  [[gnu::always_inline]] call reduce(Span out, input_like<Span> in, int root, reduce_options how,
                                      site where) const {
     check_rank(root, "root", collective::reduce, where);
     if (rank != root) out = {};
-    auto c = describe<S>(collective::reduce, out, in, where);
+    auto c = describe(collective::reduce, out, in, where);
     if (rank == root) expect(c.out_items, c.in_items, "out", c.what, where);
     forbid_overlap(c, 0, where);
     c.count = c.in_items;
     c.root = root;
-    reduce_with<S>(c, how);
+    reduce_with(c, how);
     return c;
   }
-  template <reducible_scalar S>
-  [[gnu::always_inline]] call all_reduce(std::span<S> out, input_span<S> in, reduce_options how,
+  template <class Span>
+  [[gnu::always_inline]] call all_reduce(Span out, input_like<Span> in, reduce_options how,
                                          site where) const {
-    auto c = describe<S>(collective::all_reduce, out, in, where);
+    auto c = describe(collective::all_reduce, out, in, where);
     expect(c.out_items, c.in_items, "out", c.what, where);
     forbid_overlap(c, 0, where);
     c.count = c.in_items;
-    reduce_with<S>(c, how);
+    reduce_with(c, how);
     return c;
   }
-  template <reducible_scalar S>
-  [[gnu::always_inline]] call reduce_scatter(std::span<S> out, input_span<S> in, counts_span const* counts,
+  template <class Span>
+  [[gnu::always_inline]] call reduce_scatter(Span out, input_like<Span> in, counts_span const* counts,
                                              reduce_options how, site where) const {
-    auto c = describe<S>(collective::reduce_scatter, out, in, where);
+    auto c = describe(collective::reduce_scatter, out, in, where);
     if (counts != nullptr) {
       c.count = sum_of(*counts, "counts", c.what, where);
       c.in_counts = counts->data();
@@ -5089,16 +6180,16 @@ public:
       c.count = c.out_items;
       expect(c.in_items, times_size(c.out_items, "out", c.what, where), "in", c.what, where);
     }
-    reduce_with<S>(c, how);
+    reduce_with(c, how);
     return c;
   }
-  template <message_scalar S>
-  [[gnu::always_inline]] call gather(collective what, std::span<S> out, input_span<S> in,
+  template <class Span>
+  [[gnu::always_inline]] call gather(collective what, Span out, input_like<Span> in,
                                      counts_span const* counts, int root, site where) const {
     bool const receives = what == collective::all_gather || rank == root;
     if (what == collective::gather) check_rank(root, "root", what, where);
     if (!receives) out = {};
-    auto c = describe<S>(what, out, in, where);
+    auto c = describe(what, out, in, where);
     c.root = root;
     c.count = c.in_items;
     auto all = times_size(c.in_items, "in", what, where);
@@ -5111,13 +6202,13 @@ public:
     forbid_overlap(c, my_offset(c), where);
     return c;
   }
-  template <message_scalar S>
-  [[gnu::always_inline]] call scatter(std::span<S> out, input_span<S> in, counts_span const* counts, int root,
+  template <class Span>
+  [[gnu::always_inline]] call scatter(Span out, input_like<Span> in, counts_span const* counts, int root,
                                       site where) const {
     constexpr auto what = collective::scatter;
     check_rank(root, "root", what, where);
     if (rank != root) in = {};
-    auto c = describe<S>(what, out, in, where);
+    auto c = describe(what, out, in, where);
     c.root = root;
     c.count = c.out_items;
     auto all = times_size(c.out_items, "out", what, where);
@@ -5130,11 +6221,11 @@ public:
     forbid_overlap(c, -my_offset(c), where);
     return c;
   }
-  template <message_scalar S>
-  [[gnu::always_inline]] call all_to_all(std::span<S> out, counts_span const* out_counts, input_span<S> in,
+  template <class Span>
+  [[gnu::always_inline]] call all_to_all(Span out, counts_span const* out_counts, input_like<Span> in,
                                          counts_span const* in_counts, site where) const {
     constexpr auto what = collective::all_to_all;
-    auto c = describe<S>(what, out, in, where);
+    auto c = describe(what, out, in, where);
     if (in_counts != nullptr) {
       expect(c.out_items, sum_of(*out_counts, "out_counts", what, where), "out", what, where);
       expect(c.in_items, sum_of(*in_counts, "in_counts", what, where), "in", what, where);
@@ -5149,33 +6240,34 @@ public:
       refuse_overlap(c.what, where);
     return c;
   }
-  template <class S>
-  [[gnu::always_inline]] call send(std::span<S> data, int to, int tag, site where) const {
-    return message<std::remove_const_t<S>>(collective::send, {}, data, to, tag, where);
+  template <class Span>
+  [[gnu::always_inline]] call send(Span data, int to, int tag, site where) const {
+    using out = memory_span<typename Span::value_type, memory_of<Span>>;
+    return message(collective::send, out(), data, to, tag, where);
   }
-  template <message_scalar S>
-  [[gnu::always_inline]] call receive(std::span<S> data, int from, int tag, site where) const {
-    return message<S>(collective::receive, data, {}, from, tag, where);
+  template <class Span>
+  [[gnu::always_inline]] call receive(Span data, int from, int tag, site where) const {
+    return message(collective::receive, data, Span(), from, tag, where);
   }
 
 private:
-  template <message_scalar S>
-  call message(collective what, std::span<S> out, std::span<S const> in, int peer, int tag,
-               site where) const {
+  template <class Span>
+  call message(collective what, Span out, input_like<Span> in, int peer, int tag, site where) const {
     check_rank(peer, what == collective::send ? "to" : "from", what, where);
     if (tag < 0 || tag > 32767)
       throw size_error("E-comm-006", where, name_of(what), ": `tag` is ", tag, " on rank ", rank,
                        ", need 0 to 32767");
-    auto c = describe<S>(what, out, in, where);
+    auto c = describe(what, out, in, where);
     c.count = c.in_items + c.out_items;
     c.root = peer;
     c.tag = tag;
     return c;
   }
-  template <message_scalar S>
-  static call describe(collective what, std::span<S> out, std::span<S const> in, site where) noexcept {
+  template <class Span>
+  static call describe(collective what, Span out, input_like<Span> in, site where) noexcept {
     auto c = named(what, where);
-    c.type = element_of<S>();
+    c.type = element_of<typename Span::value_type>();
+    c.on_device = !memory_of<Span>::host_accessible;
     c.in = in.data();
     c.out = out.data();
     c.in_items = static_cast<index_t>(in.size());
@@ -5285,6 +6377,25 @@ inline void compare_counts(index_t const* all, int ranks, signature const& sign,
                                   " elements to rank ", to, ", which expects ", expected);
 }
 
+/// A rank's options, as they travel.
+struct communicator_terms {
+  double checked = 0, stall_limit = 0;
+  communicator_terms() = default;
+  explicit communicator_terms(communicator_options options) noexcept
+      : checked(options.checked ? 1 : 0), stall_limit(options.stall_limit) {}
+};
+
+/// `all`: the terms of each rank.
+inline void compare_terms(std::vector<communicator_terms> const& all, int self, site where) {
+  for (std::size_t r = 1; r < all.size(); ++r)
+    if (all[r].checked != all[0].checked || all[r].stall_limit != all[0].stall_limit)
+      throw config_error("E-comm-031", where,
+                         "the ranks' communicator options differ: rank 0 has checked = ", all[0].checked != 0,
+                         ", stall_limit = ", all[0].stall_limit, ", rank ", r,
+                         " has checked = ", all[r].checked != 0, ", stall_limit = ", all[r].stall_limit,
+                         "; this is rank ", self);
+}
+
 } // namespace tessera::inline TESSERA_ABI::comm::detail
 
 #endif
@@ -5294,6 +6405,178 @@ inline void compare_counts(index_t const* all, int ranks, signature const& sign,
 #define TESSERA_COMM_DETAIL_OPERATION_HPP
 
 #include <exception>
+
+/// A reduction in rank_order as two exchanges with a sum between them, for transports of any memory: each
+/// rank adds up one slice, or, where the vector is short, all of it.
+#ifndef TESSERA_COMM_DETAIL_RANK_ORDER_HPP
+#define TESSERA_COMM_DETAIL_RANK_ORDER_HPP
+
+/// The arithmetic of rank_order: element by element, rank 0 first, accumulated in fp32 or better, rounded
+/// once.
+#ifndef TESSERA_COMM_DETAIL_COMBINE_HPP
+#define TESSERA_COMM_DETAIL_COMBINE_HPP
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+template <class T>
+struct accumulator {
+  using type = T;
+};
+template <storage_scalar T>
+struct accumulator<T> {
+  using type = float;
+};
+template <class T>
+using accumulator_t = typename accumulator<T>::type;
+
+/// The larger or smaller of two; a NaN of either is the result.
+template <class A>
+TESSERA_HOST_DEVICE constexpr A larger(A a, A b) noexcept {
+  return (b > a || b != b) && a == a ? b : a;
+}
+template <class A>
+TESSERA_HOST_DEVICE constexpr A smaller(A a, A b) noexcept {
+  return (b < a || b != b) && a == a ? b : a;
+}
+
+/// One step of a reduction: a becomes a combined with b. False where an integer sum overflowed.
+template <reduction Operation, class A>
+TESSERA_HOST_DEVICE constexpr bool combine_value(A& a, A b) noexcept {
+  if constexpr (Operation == reduction::max) {
+    a = larger(a, b);
+  } else if constexpr (Operation == reduction::min) {
+    a = smaller(a, b);
+  } else if constexpr (std::integral<A>) {
+    using bits = std::make_unsigned_t<A>;
+    auto const x = static_cast<bits>(a), y = static_cast<bits>(b), sum = static_cast<bits>(x + y);
+    a = static_cast<A>(sum);
+    if constexpr (std::signed_integral<A>)
+      return static_cast<A>((x ^ sum) & (y ^ sum)) >= 0; // both have one sign, the sum has the other
+    else
+      return sum >= x;
+  } else {
+    a += b;
+  }
+  return true;
+}
+
+/// a[i] becomes a[i] combined with b[i]. False where an integer sum overflowed.
+template <reduction Operation, class A, class T>
+bool combine_into(A* a, T const* b, index_t n) noexcept {
+  bool exact = true;
+  for (index_t i = 0; i < n; ++i) exact &= combine_value<Operation>(a[i], static_cast<A>(b[i]));
+  return exact;
+}
+template <class A, class T>
+bool combine_into(A* a, T const* b, index_t n, reduction operation) noexcept {
+  switch (operation) {
+  case reduction::max:
+    return combine_into<reduction::max>(a, b, n);
+  case reduction::min:
+    return combine_into<reduction::min>(a, b, n);
+  case reduction::sum:
+    break;
+  }
+  return combine_into<reduction::sum>(a, b, n);
+}
+
+/// out[i] = reduction over r of pieces[r * stride + i]. `out` may be the first piece. Works through tiles
+/// that stay in the first-level cache.
+template <reducible_scalar T>
+bool combine(void*, combine_step const& step) {
+  constexpr index_t tile = 1024;
+  auto* out = static_cast<T*>(step.out);
+  auto const* pieces = static_cast<T const*>(step.pieces);
+  accumulator_t<T> sum[tile];
+  bool exact = true;
+  for (index_t begin = 0; begin < step.n; begin += tile) {
+    auto const length = step.n - begin < tile ? step.n - begin : tile;
+    for (index_t i = 0; i < length; ++i) sum[i] = static_cast<accumulator_t<T>>(pieces[begin + i]);
+    for (int r = 1; r < step.ranks; ++r)
+      exact &= combine_into(sum, pieces + r * step.stride + begin, length, step.operation);
+    for (index_t i = 0; i < length; ++i) out[begin + i] = static_cast<T>(sum[i]);
+  }
+  return exact;
+}
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+/// Element at which slice `rank` of n elements over `ranks` begins.
+constexpr index_t slice_begin(index_t n, int ranks, int rank) noexcept {
+  auto const extra = n % ranks;
+  return n / ranks * rank + (rank < extra ? rank : extra);
+}
+
+/// Up to here an all_reduce in rank_order sends whole vectors to all, one message instead of two.
+inline constexpr index_t whole_vector_bytes = 2048;
+
+/// What rank `rank` does in the call `c`.
+struct rank_order_steps {
+  call const& c;
+  int rank, ranks;
+
+  /// One message to all instead of two: every rank adds up everything.
+  bool whole() const noexcept {
+    return c.what != collective::reduce_scatter && c.in_items * bytes_of(c.type) <= whole_vector_bytes;
+  }
+  index_t slice(int of) const noexcept {
+    return slice_begin(c.in_items, ranks, of + 1) - slice_begin(c.in_items, ranks, of);
+  }
+  /// How many elements this rank adds up.
+  index_t items() const noexcept {
+    if (whole()) return c.in_items;
+    return c.what == collective::reduce_scatter ? c.out_items : slice(rank);
+  }
+  index_t pieces_bytes() const noexcept { return ranks * items() * bytes_of(c.type); }
+
+  /// Brings to `pieces` what the ranks have of this rank's items. `sends` and `receives` have room for a
+  /// count of each rank, and live as long as the steps.
+  transfer exchange(void* pieces, index_t* sends, index_t* receives) const noexcept {
+    auto step = transfer_of(c);
+    step.out = pieces;
+    step.root = -1;
+    step.in_counts = step.out_counts = nullptr;
+    step.what = whole() ? collective::all_gather : collective::all_to_all;
+    if (whole() || (c.what == collective::reduce_scatter && c.in_counts == nullptr)) return step;
+    for (int r = 0; r < ranks; ++r) {
+      sends[r] = c.in_counts != nullptr ? c.in_counts[r] : slice(r);
+      receives[r] = items();
+    }
+    step.in_counts = sends;
+    step.out_counts = receives;
+    return step;
+  }
+  /// Adds them up: into this rank's part of the output, or over the first piece where it has no output.
+  combine_step sum(void* pieces) const noexcept {
+    combine_step step{.out = c.out, .pieces = pieces, .n = items(), .stride = items(), .ranks = ranks};
+    if (c.what == collective::reduce && rank != c.root)
+      step.out = pieces;
+    else if (c.what != collective::reduce_scatter && !whole())
+      step.out = at(c.out, slice_begin(c.in_items, ranks, rank) * bytes_of(c.type));
+    step.operation = c.operation;
+    step.where = c.where;
+    return step;
+  }
+  /// Whether the slices must still be brought together.
+  bool collects() const noexcept { return c.what != collective::reduce_scatter && !whole(); }
+  transfer collect(void* pieces, index_t const* sends) const noexcept {
+    auto step = transfer_of(c);
+    step.what = c.what == collective::reduce ? collective::gather : collective::all_gather;
+    step.in = sum(pieces).out;
+    step.out = c.what == collective::reduce && rank != c.root ? nullptr : c.out;
+    step.count = items();
+    step.in_counts = step.out_counts = sends;
+    return step;
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
@@ -5323,29 +6606,97 @@ concept direct_transport = transport<T> && requires(T& t, transfer const& step, 
   t.wait(ticket);
 };
 
+/// A transport that also takes messages in a device's memory: admit(call, wants_host) throws where it can't
+/// do this call there; wants_host: the call would need the host to touch the buffers.
+template <class T>
+concept device_transport = transport<T> && requires(T& t, call const& c) {
+  t.admit(c, true);
+};
+
 /// Memory that grows to what it is asked for and is kept: nothing is allocated once sizes repeat.
-inline void* room(buffer<>& memory, index_t bytes, memory_account account, site where) {
+template <memory_space Memory>
+void* room(buffer<Memory>& memory, index_t bytes, memory_account account, site where) {
   if (memory.bytes() < bytes) {
-    memory = buffer<>();
-    memory = buffer<>(bytes, account, where);
+    memory = buffer<Memory>();
+    memory = buffer<Memory>(bytes, account, where);
   }
   return memory.data();
 }
-
-/// Element at which slice `rank` of n elements over `ranks` begins.
-constexpr index_t slice_begin(index_t n, int ranks, int rank) noexcept {
-  auto const extra = n % ranks;
-  return n / ranks * rank + (rank < extra ? rank : extra);
-}
-
-/// Up to here an all_reduce in rank_order sends whole vectors to all, one message instead of two.
-inline constexpr index_t whole_vector_bytes = 2048;
 
 /// Native reductions cannot write into what they read: such an output is delivered at the end.
 inline bool needs_staging(call const& c) noexcept {
   auto const item = bytes_of(c.type);
   return c.what == collective::reduce_scatter && overlap(c.in, c.in_items * item, c.out, c.out_items * item);
 }
+
+/// All bits set: NaN in every floating-point type, -1 or the largest value in integers.
+inline constexpr int poison = 0xff;
+
+/// What the checked level does with lent memory, in the host's.
+struct host_store {
+  using memory = host_memory;
+
+  static void copy(void* to, void const* from, index_t bytes) noexcept { detail::copy(to, from, bytes); }
+  static void poison(void* to, index_t bytes) noexcept {
+    std::memset(to, detail::poison, static_cast<std::size_t>(bytes));
+  }
+  /// The first byte that is no longer poison, or -1.
+  static index_t first_written(void const* lent, index_t bytes) noexcept {
+    auto const* at = static_cast<unsigned char const*>(lent);
+    for (index_t i = 0; i < bytes; ++i)
+      if (at[i] != detail::poison) return i;
+    return -1;
+  }
+  static std::uint64_t digest(void const* data, index_t bytes) noexcept {
+    return digest_of(data, static_cast<std::size_t>(bytes));
+  }
+};
+
+/// At the checked level a request works on staged copies of its outputs; the caller's read as NaN until the
+/// request has ended, and inputs are watched for changes.
+struct loan {
+  void* out = nullptr;
+  void const* in = nullptr; // null: not watched
+  index_t out_bytes = 0, in_bytes = 0;
+  std::uint64_t digest = 0;
+
+  bool any() const noexcept { return out != nullptr || in != nullptr; }
+
+  /// `c` is changed to the copies, which are made in `staged`.
+  template <class Store>
+  void lend(Store store, call& c, buffer<typename Store::memory>& staged, memory_account account) {
+    auto const given = c.in == nullptr ? 0 : c.in_items * bytes_of(c.type);
+    auto const wanted = c.out == nullptr ? 0 : c.out_items * bytes_of(c.type);
+    bool const shared = overlap(c.in, given, c.out, wanted);
+    auto* copies = room(staged, wanted + (shared ? given : 0), account, c.where);
+    if (shared) {
+      store.copy(at(copies, wanted), c.in, given);
+      c.in = at(copies, wanted);
+    } else if (given > 0) {
+      in = c.in;
+      in_bytes = given;
+      digest = store.digest(in, given);
+    }
+    if (wanted > 0) {
+      out = c.out;
+      out_bytes = wanted;
+      c.out = copies;
+      store.poison(out, wanted);
+    }
+  }
+
+  /// Ends it: the outputs are delivered from `staged` if nobody touched what was lent.
+  template <class Store>
+  void give_back(Store store, signature const& sign, void const* staged, site where) const {
+    if (auto const written = store.first_written(out, out_bytes); written >= 0)
+      throw error("E-comm-014", where, "the output of ", text_of(sign), " was written to (byte ", written,
+                  ") before its request was waited for; it is lent until then");
+    if (in != nullptr && store.digest(in, in_bytes) != digest)
+      throw error("E-comm-015", where, "the input of ", text_of(sign),
+                  " changed before its request was waited for; it is lent until then");
+    if (out_bytes > 0) store.copy(out, staged, out_bytes);
+  }
+};
 
 /// A call under way.
 template <transport T>
@@ -5361,7 +6712,6 @@ struct operation {
   bool in_transit = false; // the ticket is in use
   bool settled = false;    // all steps are issued
   bool finished = false;
-  bool whole = false;    // rank_order by whole vectors
   bool delivers = false; // `staged` holds the output of a native reduction
   std::exception_ptr error;
   int unwinding = 0; // exceptions in flight when it was made
@@ -5369,10 +6719,7 @@ struct operation {
   buffer<> pieces; // what the ranks sent, to be combined
   buffer<> tables; // counts and what is compared
   buffer<> staged; // stands in for the caller's buffers at the checked level
-  void* lent_out = nullptr;
-  void const* lent_in = nullptr; // null: not watched
-  index_t lent_out_bytes = 0, lent_in_bytes = 0;
-  std::uint64_t lent_digest = 0;
+  loan lent;
 
   operation* next = nullptr;
 
@@ -5381,64 +6728,16 @@ struct operation {
     at = stage::data;
     steps = 0;
     blocking = is_blocking;
-    in_transit = settled = finished = whole = delivers = false;
+    in_transit = settled = finished = delivers = false;
     error = nullptr;
     unwinding = std::uncaught_exceptions();
-    forget_loans();
+    lent = {};
     next = nullptr;
-  }
-  void forget_loans() noexcept {
-    lent_out = nullptr;
-    lent_in = nullptr;
-    lent_out_bytes = lent_in_bytes = 0;
   }
   bool in_rank_order() const noexcept {
     return request.reduces() && (request.order == summation::rank_order || !T::reduces);
   }
 };
-
-/// All bits set: NaN in every floating-point type, -1 or the largest value in integers.
-inline constexpr int poison = 0xff;
-
-/// At the checked level a request works on staged copies of its outputs; the caller's read as NaN until the
-/// request has ended, and inputs are watched for changes.
-template <transport T>
-void lend(operation<T>& op, memory_account account) {
-  auto& c = op.request;
-  auto const in_bytes = c.in == nullptr ? 0 : c.in_items * bytes_of(c.type);
-  auto const out_bytes = c.out == nullptr ? 0 : c.out_items * bytes_of(c.type);
-  bool const shared = overlap(c.in, in_bytes, c.out, out_bytes);
-  auto* copies = room(op.staged, out_bytes + (shared ? in_bytes : 0), account, c.where);
-  if (shared) {
-    copy(at(copies, out_bytes), c.in, in_bytes);
-    c.in = at(copies, out_bytes);
-  } else if (in_bytes > 0) {
-    op.lent_in = c.in;
-    op.lent_in_bytes = in_bytes;
-    op.lent_digest = digest_of(c.in, static_cast<std::size_t>(in_bytes));
-  }
-  if (out_bytes > 0) {
-    op.lent_out = c.out;
-    op.lent_out_bytes = out_bytes;
-    c.out = copies;
-    std::memset(op.lent_out, poison, static_cast<std::size_t>(out_bytes));
-  }
-}
-
-/// Ends what `lend` began: the outputs are delivered if nobody touched what was lent.
-template <transport T>
-void give_back(operation<T>& op) {
-  auto const* lent = static_cast<unsigned char const*>(op.lent_out);
-  for (index_t i = 0; i < op.lent_out_bytes; ++i)
-    if (lent[i] != poison)
-      throw error("E-comm-014", op.request.where, "the output of ", text_of(op.sign),
-                  " was written to (byte ", i, ") before its request was waited for; it is lent until then");
-  if (op.lent_in != nullptr &&
-      digest_of(op.lent_in, static_cast<std::size_t>(op.lent_in_bytes)) != op.lent_digest)
-    throw error("E-comm-015", op.request.where, "the input of ", text_of(op.sign),
-                " changed before its request was waited for; it is lent until then");
-  if (op.lent_out_bytes > 0) copy(op.lent_out, op.staged.data(), op.lent_out_bytes);
-}
 
 /// The tables of an operation, in elements of index_t: what each rank gets of me and I of each; the caller's
 /// counts, copied; a flag of each rank; at the checked level all ranks' counts, and all ranks' signatures.
@@ -5471,6 +6770,16 @@ class engine {
 public:
   using op = operation<T>;
   using stage = typename op::stage;
+  using bulk_memory = host_memory;
+  /// Memory whose spans it takes: the host's, and a device's where the transport can tell what to do with it.
+  template <memory_space Memory>
+  static constexpr bool reaches = Memory::host_accessible || device_transport<T>;
+  /// Whether plain calls go to the transport as they are.
+  static constexpr bool direct = direct_transport<T>;
+  template <reducible_scalar S>
+  static constexpr combine_function combiner() noexcept {
+    return &detail::combine<S>;
+  }
 
   engine(T&& moved, communicator_options options, std::uint64_t group)
       : transport(static_cast<T&&>(moved)), options(options), group(group),
@@ -5493,12 +6802,25 @@ public:
   memory_meter memory;
   std::int64_t sequence = 0;
 
+  int rank() const noexcept { return transport.rank(); }
+  int size() const noexcept { return transport.size(); }
+  /// The engine of the group of `members`, which have one color.
+  engine* split(std::vector<int> const& members, int color, int key, std::uint64_t id, site where) {
+    return new engine(transport.split(members, color, key, id, options, where), options, id);
+  }
+
   /// Whether a call of one step may go straight to the transport.
   bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
+  [[gnu::always_inline]] void run(call const& c) requires direct_transport<T> {
+    if (!c.is_point_to_point()) ++sequence;
+    transport.run(transfer_of(c));
+  }
   op& begin(call const& c, bool blocking) {
     if (lost_)
       throw peer_failed("E-comm-016", c.where, name_of(c.what),
                         " on a communicator that an earlier failure or an abandoned request made useless");
+    if constexpr (device_transport<T>)
+      if (c.on_device) transport.admit(c, needs_staging(c) || (options.checked && !blocking));
     if (first_ != nullptr) progress();
     if constexpr (direct_transport<T>)
       if (blocking && plain_ && !c.is_point_to_point()) drain();
@@ -5530,6 +6852,12 @@ public:
     }
     if (moved) unlink_finished();
     return moved;
+  }
+
+  /// Whether it has ended.
+  bool advance(op& one) {
+    progress();
+    return one.finished;
   }
 
   /// Waits for the end, frees the operation, and throws what it ended with.
@@ -5566,9 +6894,9 @@ public:
 
   /// Frees a finished operation, and throws what it ended with.
   void free(op& one) {
-    if (!one.error && (one.lent_out != nullptr || one.lent_in != nullptr)) {
+    if (!one.error && one.lent.any()) {
       try {
-        give_back(one);
+        one.lent.give_back(host_store(), one.sign, one.staged.data(), one.request.where);
       } catch (...) {
         one.error = std::current_exception();
       }
@@ -5585,7 +6913,7 @@ public:
   /// Gives an operation up: its peers cannot finish, nor can this communicator go on.
   void abandon(op& one) noexcept {
     lost_ = true;
-    one.forget_loans();
+    one.lent = {};
     one.error = nullptr;
     give_up(one);
     unlink_finished();
@@ -5595,8 +6923,7 @@ public:
 
 private:
   memory_account account() noexcept { return {&memory, memory_kind::communication}; }
-  int rank() const noexcept { return transport.rank(); }
-  int size() const noexcept { return transport.size(); }
+  rank_order_steps steps_of(op const& one) const noexcept { return {one.request, rank(), size()}; }
 
   /// Ends all collectives in flight. A blocking collective of the library goes on as one on all ranks (it
   /// would not meet a non-blocking one), and while it blocks, none of those could advance.
@@ -5661,7 +6988,7 @@ private:
         c.out_counts = table(one, tables.given() + size());
       }
     }
-    if (options.checked && !one.blocking) lend(one, account());
+    if (options.checked && !one.blocking) one.lent.lend(host_store(), one.request, one.staged, account());
     if (tables.checked && !c.is_point_to_point() && size() > 1) {
       one.at = stage::signatures;
       auto* all = signatures(one);
@@ -5725,7 +7052,7 @@ private:
       compare_counts(table(one, tables_of(one).all_counts()), size(), one.sign, one.request.where);
       return data_step(one);
     case stage::data:
-      return combine(one);
+      return add_up(one);
     case stage::flags: {
       auto const* flags = reinterpret_cast<std::byte const*>(table(one, tables_of(one).flags()));
       for (int r = 0; r < size(); ++r)
@@ -5755,59 +7082,23 @@ private:
       }
       return issue(one, step, true);
     }
-    auto const item = bytes_of(c.type);
-    auto const n = c.in_items;
     if (size() == 1) {
-      copy(c.out, c.in, n * item);
+      copy(c.out, c.in, c.in_items * bytes_of(c.type));
       one.settled = true;
       return;
     }
-    one.whole = c.what != collective::reduce_scatter && n * item <= whole_vector_bytes;
-    auto const mine = one.whole ? n : my_items(one);
-    step.out = room(one.pieces, size() * mine * item, account(), c.where);
-    step.root = -1;
-    step.in_counts = step.out_counts = nullptr;
-    if (one.whole) {
-      step.what = collective::all_gather;
-    } else {
-      step.what = collective::all_to_all;
-      if (c.what != collective::reduce_scatter || c.in_counts != nullptr) {
-        auto* sends = table(one, tables_of(one).sends());
-        auto* receives = table(one, tables_of(one).receives());
-        for (int r = 0; r < size(); ++r) {
-          sends[r] = c.in_counts != nullptr ? c.in_counts[r]
-                                            : slice_begin(n, size(), r + 1) - slice_begin(n, size(), r);
-          receives[r] = mine;
-        }
-        step.in_counts = sends;
-        step.out_counts = receives;
-      }
-    }
-    issue(one, step, false);
+    auto const steps = steps_of(one);
+    auto* pieces = room(one.pieces, steps.pieces_bytes(), account(), c.where);
+    auto const tables = tables_of(one);
+    issue(one, steps.exchange(pieces, table(one, tables.sends()), table(one, tables.receives())), false);
   }
 
-  /// How many elements this rank adds up.
-  index_t my_items(op const& one) const noexcept {
+  void add_up(op& one) {
     auto const& c = one.request;
-    if (c.what == collective::reduce_scatter) return c.out_items;
-    return slice_begin(c.in_items, size(), rank() + 1) - slice_begin(c.in_items, size(), rank());
-  }
-  /// Where its sum goes: its part of the output, or over the first piece where this rank has no output.
-  void* my_sum(op& one) const noexcept {
-    auto const& c = one.request;
-    if (c.what == collective::reduce && rank() != c.root) return one.pieces.data();
-    if (c.what == collective::reduce_scatter || one.whole) return c.out;
-    return at(c.out, slice_begin(c.in_items, size(), rank()) * bytes_of(c.type));
-  }
-
-  void combine(op& one) {
-    auto const& c = one.request;
-    auto const mine = one.whole ? c.in_items : my_items(one);
-    bool const exact = c.combine(my_sum(one), one.pieces.data(), mine, mine, size(), c.operation);
-    if (one.whole) { // every rank has seen everything, and agrees on an overflow
+    bool const exact = c.combine(nullptr, steps_of(one).sum(one.pieces.data()));
+    if (steps_of(one).whole()) { // every rank has seen everything, and agrees on an overflow
       if (!exact) throw_overflow(one);
-      one.at = stage::collect;
-      one.settled = true;
+      after_sum(one);
     } else if (is_integer(c.type) && c.operation == reduction::sum) {
       one.at = stage::flags;
       auto* flags = reinterpret_cast<std::byte*>(table(one, tables_of(one).flags()));
@@ -5819,20 +7110,10 @@ private:
   }
 
   void after_sum(op& one) {
-    auto const& c = one.request;
     one.at = stage::collect;
     one.settled = true;
-    if (c.what == collective::reduce_scatter) return;
-    transfer step;
-    step.what = c.what == collective::reduce ? collective::gather : collective::all_gather;
-    step.type = c.type;
-    step.in = my_sum(one);
-    step.out = c.what == collective::reduce && rank() != c.root ? nullptr : c.out;
-    step.root = c.root;
-    step.count = my_items(one);
-    auto* counts = table(one, tables_of(one).sends());
-    step.in_counts = step.out_counts = counts;
-    issue(one, step, true);
+    if (steps_of(one).collects())
+      issue(one, steps_of(one).collect(one.pieces.data(), table(one, tables_of(one).sends())), true);
   }
 
   [[noreturn]] void throw_overflow(op& one) const {
@@ -5881,11 +7162,13 @@ private:
 /// whether it has; both throw what it ended with, once; afterwards, and by default, it is empty and both
 /// return at once. Destroying an unfinished request waits for it; while an exception unwinds, which may be
 /// the reason why it can never finish, it is abandoned instead: nobody waits, and its communicator is lost.
-template <transport T>
+template <class Engine>
 class request {
+  using operation = typename Engine::op;
+
 public:
   request() = default;
-  request(engine<T>& owner, operation<T>& one) noexcept : owner_(&owner), one_(&one) {}
+  request(Engine& owner, operation& one) noexcept : owner_(&owner), one_(&one) {}
   request(request&& other) noexcept : owner_(other.owner_), one_(other.one_) { other.one_ = nullptr; }
   request& operator=(request&& other) noexcept {
     if (this != &other) {
@@ -5908,31 +7191,42 @@ public:
   bool test() {
     if (one_ == nullptr) return true;
     timed_scope timer(owner_->meter, one_->request.what);
-    if (!one_->finished) owner_->progress();
-    if (!one_->finished) return false;
+    if (!one_->finished && !owner_->advance(*one_)) return false;
     auto* const one = one_;
     one_ = nullptr;
     owner_->free(*one);
     return true;
   }
 
-private:
-  void dispose() noexcept {
+  /// Gives it up where it has not ended: nobody waits, and its communicator is lost.
+  void abandon() noexcept {
     if (one_ == nullptr) return;
-    if (!one_->finished && std::uncaught_exceptions() > one_->unwinding) {
+    if (one_->finished)
+      finish_quietly();
+    else
       owner_->abandon(*one_);
-    } else {
-      try {
-        wait();
-      } catch (...) { // a destructor can't say so; the next call on the communicator does
-        owner_->lose();
-      }
-    }
     one_ = nullptr;
   }
 
-  engine<T>* owner_ = nullptr;
-  operation<T>* one_ = nullptr;
+private:
+  void dispose() noexcept {
+    if (one_ == nullptr) return;
+    if (!one_->finished && std::uncaught_exceptions() > one_->unwinding)
+      owner_->abandon(*one_);
+    else
+      finish_quietly();
+    one_ = nullptr;
+  }
+  void finish_quietly() noexcept {
+    try {
+      wait();
+    } catch (...) { // a destructor can't say so; the next call on the communicator does
+      owner_->lose();
+    }
+  }
+
+  Engine* owner_ = nullptr;
+  operation* one_ = nullptr;
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail
@@ -5942,10 +7236,11 @@ private:
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
 /// `Derived` is the communicator: constructible from an engine (what split makes).
-template <class Derived, transport T>
+template <class Derived, class Engine>
 class interface {
 public:
-  using request = detail::request<T>;
+  using request = detail::request<Engine>;
+  using bulk_memory = typename Engine::bulk_memory;
 
   interface(interface&& other) noexcept : engine_(other.engine_) {
     other.engine_ = nullptr;
@@ -5958,8 +7253,8 @@ public:
   }
   ~interface() { delete engine_; }
 
-  int rank() const noexcept { return engine_->transport.rank(); }
-  int size() const noexcept { return engine_->transport.size(); }
+  int rank() const noexcept { return engine_->rank(); }
+  int size() const noexcept { return engine_->size(); }
   communicator_options options() const noexcept { return engine_->options; }
   traffic_meter& meter() noexcept { return engine_->meter; }
   traffic_meter const& meter() const noexcept { return engine_->meter; }
@@ -5977,137 +7272,131 @@ public:
 
   void barrier(site where = site::here()) { block(words().named(collective::barrier, where)); }
 
-  template <message_scalar S>
-  void broadcast(std::span<S> data, int root, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void broadcast(Span data, int root, site where = site::here()) {
     block(words().broadcast(data, root, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_broadcast(std::span<S> data, int root, site where = site::here()) {
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_broadcast(Span data, int root, site where = site::here()) {
     return start(words().broadcast(data, root, where));
   }
 
-  template <reducible_scalar S>
-  void reduce(std::span<S> out, input_span<S> in, int root, reduce_options how = {},
-              site where = site::here()) {
-    block(words().reduce(out, in, root, how, where));
+  template <summand_of<Engine> Span>
+  void reduce(Span out, input_like<Span> in, int root, reduce_options how = {}, site where = site::here()) {
+    block(summed<Span>(words().reduce(out, in, root, how, where)));
   }
 
-  template <reducible_scalar S>
-  void all_reduce(std::span<S> in_out, reduce_options how = {}, site where = site::here()) {
-    block(words().all_reduce(in_out, in_out, how, where));
+  template <summand_of<Engine> Span>
+  void all_reduce(Span in_out, reduce_options how = {}, site where = site::here()) {
+    block(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
   }
-  template <reducible_scalar S>
-  void all_reduce(std::span<S> out, input_span<S> in, reduce_options how = {}, site where = site::here()) {
-    block(words().all_reduce(out, in, how, where));
+  template <summand_of<Engine> Span>
+  void all_reduce(Span out, input_like<Span> in, reduce_options how = {}, site where = site::here()) {
+    block(summed<Span>(words().all_reduce(out, in, how, where)));
   }
-  template <reducible_scalar S>
-  [[nodiscard]] S all_reduce(S value, reduce_options how = {}, site where = site::here()) {
-    block(words().all_reduce(std::span<S>(&value, 1), {&value, 1}, how, where));
+  template <reducible_scalar R>
+  [[nodiscard]] R all_reduce(R value, reduce_options how = {}, site where = site::here()) {
+    all_reduce(std::span<R>(&value, 1), how, where);
     return value;
   }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_all_reduce(std::span<S> in_out, reduce_options how = {},
-                                         site where = site::here()) {
-    return start(words().all_reduce(in_out, in_out, how, where));
+  template <summand_of<Engine> Span>
+  [[nodiscard]] request start_all_reduce(Span in_out, reduce_options how = {}, site where = site::here()) {
+    return start(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
   }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_all_reduce(std::span<S> out, input_span<S> in, reduce_options how = {},
+  template <summand_of<Engine> Span>
+  [[nodiscard]] request start_all_reduce(Span out, input_like<Span> in, reduce_options how = {},
                                          site where = site::here()) {
-    return start(words().all_reduce(out, in, how, where));
+    return start(summed<Span>(words().all_reduce(out, in, how, where)));
   }
 
-  template <reducible_scalar S>
-  void reduce_scatter(std::span<S> out, input_span<S> in, reduce_options how = {},
-                      site where = site::here()) {
-    block(words().reduce_scatter(out, in, nullptr, how, where));
+  template <summand_of<Engine> Span>
+  void reduce_scatter(Span out, input_like<Span> in, reduce_options how = {}, site where = site::here()) {
+    block(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
   }
-  template <reducible_scalar S>
-  void reduce_scatter_v(std::span<S> out, input_span<S> in, counts_span counts, reduce_options how = {},
+  template <summand_of<Engine> Span>
+  void reduce_scatter_v(Span out, input_like<Span> in, counts_span counts, reduce_options how = {},
                         site where = site::here()) {
-    block(words().reduce_scatter(out, in, &counts, how, where));
+    block(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
   }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_reduce_scatter(std::span<S> out, input_span<S> in, reduce_options how = {},
+  template <summand_of<Engine> Span>
+  [[nodiscard]] request start_reduce_scatter(Span out, input_like<Span> in, reduce_options how = {},
                                              site where = site::here()) {
-    return start(words().reduce_scatter(out, in, nullptr, how, where));
+    return start(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
   }
-  template <reducible_scalar S>
-  [[nodiscard]] request start_reduce_scatter_v(std::span<S> out, input_span<S> in, counts_span counts,
+  template <summand_of<Engine> Span>
+  [[nodiscard]] request start_reduce_scatter_v(Span out, input_like<Span> in, counts_span counts,
                                                reduce_options how = {}, site where = site::here()) {
-    return start(words().reduce_scatter(out, in, &counts, how, where));
+    return start(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
   }
 
-  template <message_scalar S>
-  void all_gather(std::span<S> out, input_span<S> in, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void all_gather(Span out, input_like<Span> in, site where = site::here()) {
     block(words().gather(collective::all_gather, out, in, nullptr, -1, where));
   }
-  template <message_scalar S>
-  void all_gather_v(std::span<S> out, input_span<S> in, counts_span counts, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void all_gather_v(Span out, input_like<Span> in, counts_span counts, site where = site::here()) {
     block(words().gather(collective::all_gather, out, in, &counts, -1, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_gather(std::span<S> out, input_span<S> in, site where = site::here()) {
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_all_gather(Span out, input_like<Span> in, site where = site::here()) {
     return start(words().gather(collective::all_gather, out, in, nullptr, -1, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_gather_v(std::span<S> out, input_span<S> in, counts_span counts,
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_all_gather_v(Span out, input_like<Span> in, counts_span counts,
                                            site where = site::here()) {
     return start(words().gather(collective::all_gather, out, in, &counts, -1, where));
   }
-  template <message_scalar S>
-  void gather(std::span<S> out, input_span<S> in, int root, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void gather(Span out, input_like<Span> in, int root, site where = site::here()) {
     block(words().gather(collective::gather, out, in, nullptr, root, where));
   }
-  template <message_scalar S>
-  void gather_v(std::span<S> out, input_span<S> in, counts_span counts, int root, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void gather_v(Span out, input_like<Span> in, counts_span counts, int root, site where = site::here()) {
     block(words().gather(collective::gather, out, in, &counts, root, where));
   }
 
-  template <message_scalar S>
-  void scatter(std::span<S> out, input_span<S> in, int root, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void scatter(Span out, input_like<Span> in, int root, site where = site::here()) {
     block(words().scatter(out, in, nullptr, root, where));
   }
-  template <message_scalar S>
-  void scatter_v(std::span<S> out, input_span<S> in, counts_span counts, int root,
-                 site where = site::here()) {
+  template <message_of<Engine> Span>
+  void scatter_v(Span out, input_like<Span> in, counts_span counts, int root, site where = site::here()) {
     block(words().scatter(out, in, &counts, root, where));
   }
 
-  template <message_scalar S>
-  void all_to_all(std::span<S> out, input_span<S> in, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void all_to_all(Span out, input_like<Span> in, site where = site::here()) {
     block(words().all_to_all(out, nullptr, in, nullptr, where));
   }
-  template <message_scalar S>
-  void all_to_all_v(std::span<S> out, counts_span out_counts, input_span<S> in, counts_span in_counts,
+  template <message_of<Engine> Span>
+  void all_to_all_v(Span out, counts_span out_counts, input_like<Span> in, counts_span in_counts,
                     site where = site::here()) {
     block(words().all_to_all(out, &out_counts, in, &in_counts, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_to_all(std::span<S> out, input_span<S> in, site where = site::here()) {
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_all_to_all(Span out, input_like<Span> in, site where = site::here()) {
     return start(words().all_to_all(out, nullptr, in, nullptr, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_all_to_all_v(std::span<S> out, counts_span out_counts, input_span<S> in,
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_all_to_all_v(Span out, counts_span out_counts, input_like<Span> in,
                                            counts_span in_counts, site where = site::here()) {
     return start(words().all_to_all(out, &out_counts, in, &in_counts, where));
   }
 
-  template <class S>
-    requires message_scalar<std::remove_const_t<S>>
-  void send(std::span<S> data, int to, int tag, site where = site::here()) {
+  template <readable_by<Engine> Span>
+  void send(Span data, int to, int tag, site where = site::here()) {
     block(words().send(data, to, tag, where));
   }
-  template <message_scalar S>
-  void receive(std::span<S> data, int from, int tag, site where = site::here()) {
+  template <message_of<Engine> Span>
+  void receive(Span data, int from, int tag, site where = site::here()) {
     block(words().receive(data, from, tag, where));
   }
-  template <class S>
-    requires message_scalar<std::remove_const_t<S>>
-  [[nodiscard]] request start_send(std::span<S> data, int to, int tag, site where = site::here()) {
+  template <readable_by<Engine> Span>
+  [[nodiscard]] request start_send(Span data, int to, int tag, site where = site::here()) {
     return start(words().send(data, to, tag, where));
   }
-  template <message_scalar S>
-  [[nodiscard]] request start_receive(std::span<S> data, int from, int tag, site where = site::here()) {
+  template <message_of<Engine> Span>
+  [[nodiscard]] request start_receive(Span data, int from, int tag, site where = site::here()) {
     return start(words().receive(data, from, tag, where));
   }
 
@@ -6118,7 +7407,7 @@ public:
     auto const ranks = static_cast<std::size_t>(size());
     std::int32_t const mine[2] = {color, key};
     std::vector<std::int32_t> all(2 * ranks);
-    auto c = words().gather(collective::all_gather, std::span(all), mine, nullptr, -1, where);
+    auto c = words().gather(collective::all_gather, std::span<std::int32_t>(all), mine, nullptr, -1, where);
     c.what = collective::split;
     block(c);
     std::vector<int> members; // ranks of my color, by key, then by rank
@@ -6132,32 +7421,33 @@ public:
     }
     std::int64_t const parts[] = {static_cast<std::int64_t>(engine_->group), engine_->sequence, color};
     auto const group = digest_of(parts, sizeof parts);
-    return Derived(
-        new engine<T>(engine_->transport.split(members, color, key, group, engine_->options, where),
-                      engine_->options, group));
+    return Derived(engine_->split(members, color, key, group, where));
   }
 
 protected:
-  explicit interface(engine<T>* owned) noexcept : engine_(owned) {}
-  engine<T>& core() noexcept { return *engine_; }
+  explicit interface(Engine* owned) noexcept : engine_(owned) {}
 
 private:
   describer words() const noexcept { return {rank(), size()}; }
+  template <class Span>
+  [[gnu::always_inline]] static call summed(call c) noexcept {
+    c.combine = Engine::template combiner<typename Span::value_type>();
+    return c;
+  }
   void meter_call(call const& c) noexcept {
     engine_->meter.count(c.what, (c.in_items > c.out_items ? c.in_items : c.out_items) * bytes_of(c.type));
   }
   /// Always inlined, and `c` never given away whole, so that it needs no memory: what is left of a plain call
   /// is the transport's one call.
   [[gnu::always_inline]] void block(call const& c) {
-    if constexpr (direct_transport<T>)
-      if (engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
+    if constexpr (Engine::direct)
+      if (!c.on_device && engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
           !(c.reduces() && c.order == summation::rank_order)) {
         meter_call(c);
-        if (!c.is_point_to_point()) ++engine_->sequence;
-        return engine_->transport.run(transfer_of(c));
+        return engine_->run(c);
       }
     block_in_steps(call{c.what, c.type, c.in, c.out, c.in_items, c.out_items, c.count, c.in_counts,
-                        c.out_counts, c.root, c.tag, c.operation, c.order, c.combine, c.where});
+                        c.out_counts, c.root, c.tag, c.operation, c.order, c.combine, c.on_device, c.where});
   }
   [[gnu::noinline]] void block_in_steps(call const& c) {
     timed_scope timer(engine_->meter, c.what);
@@ -6170,7 +7460,7 @@ private:
     return request(*engine_, engine_->begin(c, false));
   }
 
-  engine<T>* engine_;
+  Engine* engine_;
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail
@@ -6300,8 +7590,8 @@ private:
 
 } // namespace detail
 
-class self : public detail::interface<self, detail::self_transport> {
-  using base = detail::interface<self, detail::self_transport>;
+class self : public detail::interface<self, detail::engine<detail::self_transport>> {
+  using base = detail::interface<self, detail::engine<detail::self_transport>>;
 
 public:
   explicit self(communicator_options options = {})
@@ -6725,8 +8015,8 @@ private:
 } // namespace detail
 
 /// One rank of `run_threads`, used by the thread that it was given to.
-class threads : public detail::interface<threads, detail::threads_transport> {
-  using base = detail::interface<threads, detail::threads_transport>;
+class threads : public detail::interface<threads, detail::engine<detail::threads_transport>> {
+  using base = detail::interface<threads, detail::engine<detail::threads_transport>>;
   using engine = detail::engine<detail::threads_transport>;
 
 public:
@@ -6800,6 +8090,11 @@ void run_threads(int ranks, F&& body, communicator_options options = {}, site wh
 ///       return comm::run_mpi(argc, argv, [](comm::mpi& world) { train(world); });
 ///     }
 ///
+/// With `mpi_options{.device_buffers = true}` messages may also be device_spans: the library, which must be
+/// CUDA-aware, moves them itself. Only its own calls go there (no rank_order, no reductions of 16-bit types,
+/// no start_X at the checked level: the host would have to touch the data), and the caller sees to it that
+/// the compute stream has finished writing (`ex.synchronize()`) before it calls.
+///
 /// Cost: one MPI call each, except reductions in rank_order (two; one up to 2 KiB) and communicators that are
 /// checked (one more) or have a stall limit (non-blocking calls and polling). Counts are 64-bit (MPI-4).
 #ifndef TESSERA_COMM_MPI_HPP
@@ -6809,6 +8104,9 @@ void run_threads(int ranks, F&& body, communicator_options options = {}, site wh
 #include <ctime>
 
 #include <mpi.h>
+#if defined(OPEN_MPI) && __has_include(<mpi-ext.h>)
+#include <mpi-ext.h> // MPIX_Query_cuda_support, which MPICH has in mpi.h
+#endif
 
 static_assert(MPI_VERSION >= 4, "tessera/comm/mpi.hpp needs MPI-4 (64-bit counts), such as MPICH 4.0");
 
@@ -6833,6 +8131,8 @@ struct mpi_options {
   double stall_limit = 0; // see communicator_options
   /// What MPI must have been initialised with. `single` is enough where the process has one thread only.
   mpi_threads level = mpi_threads::funneled;
+  /// Take messages in device memory. Needs an MPI that says it is CUDA-aware.
+  bool device_buffers = false;
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm
@@ -6887,18 +8187,21 @@ public:
   };
 
   /// Takes over `owned`, which must be a communicator of our own, and makes its second lane.
-  mpi_transport(MPI_Comm owned, communicator_options options, site where) : mpi_transport(owned) {
+  mpi_transport(MPI_Comm owned, communicator_options options, bool device_buffers, site where)
+      : mpi_transport(owned) {
     check_mpi(MPI_Comm_set_errhandler(held_.lanes[0], MPI_ERRORS_RETURN), "Comm_set_errhandler", where);
     check_mpi(MPI_Comm_dup(held_.lanes[0], &held_.lanes[1]), "Comm_dup", where);
     check_mpi(MPI_Comm_set_errhandler(held_.lanes[1], MPI_ERRORS_RETURN), "Comm_set_errhandler", where);
     check_mpi(MPI_Comm_rank(held_.lanes[0], &rank_), "Comm_rank", where);
     check_mpi(MPI_Comm_size(held_.lanes[0], &size_), "Comm_size", where);
     stall_limit_ = options.stall_limit;
+    device_buffers_ = device_buffers;
     make_operations<tessera::bf16>(0, where);
     make_operations<tessera::fp16>(1, where);
   }
   mpi_transport(mpi_transport&& other) noexcept
-      : held_(other.held_), rank_(other.rank_), size_(other.size_), stall_limit_(other.stall_limit_) {
+      : held_(other.held_), rank_(other.rank_), size_(other.size_), stall_limit_(other.stall_limit_),
+        device_buffers_(other.device_buffers_) {
     other.held_ = {};
   }
   mpi_transport& operator=(mpi_transport&&) = delete;
@@ -6963,21 +8266,31 @@ public:
                       communicator_options options, site where) {
     MPI_Comm part = MPI_COMM_NULL;
     check_mpi(MPI_Comm_split(held_.lanes[0], color, key, &part), "Comm_split", where);
-    return mpi_transport(part, options, where);
+    return mpi_transport(part, options, device_buffers_, where);
+  }
+
+  /// Messages in device memory: only what MPI does by itself.
+  void admit(call const& c, bool wants_host) const {
+    auto const refuse = [&](char const* why) {
+      throw config_error("E-comm-037", c.where, name_of(c.what), " of ", name_of(c.type),
+                         " in device memory: ", why, "; use comm::nccl, or host memory");
+    };
+    if (!device_buffers_) refuse("this communicator was made without mpi_options{.device_buffers = true}");
+    if (c.reduces() && c.order == summation::rank_order)
+      refuse("MPI adds in its own order there: ask for summation::native");
+    if (c.reduces() && (c.type == element::bf16 || c.type == element::fp16))
+      refuse("MPI cannot add 16-bit floating-point numbers there");
+    if (wants_host)
+      refuse("start_X at the checked level, and a reduce_scatter into its own input, need host memory");
   }
 
   /// Throws config_error on all ranks where their options differ.
   void agree_on(communicator_options options, site where) {
-    std::vector<double> all(2 * static_cast<std::size_t>(size_));
-    double const mine[2] = {options.checked ? 1.0 : 0.0, options.stall_limit};
-    check_mpi(MPI_Allgather_c(mine, 2, MPI_DOUBLE, all.data(), 2, MPI_DOUBLE, held_.lanes[0]), "Allgather",
+    std::vector<communicator_terms> all(static_cast<std::size_t>(size_));
+    communicator_terms const mine(options);
+    check_mpi(MPI_Allgather_c(&mine, 2, MPI_DOUBLE, all.data(), 2, MPI_DOUBLE, held_.lanes[0]), "Allgather",
               where);
-    for (std::size_t r = 1; r < static_cast<std::size_t>(size_); ++r)
-      if (all[2 * r] != all[0] || all[2 * r + 1] != all[1])
-        throw config_error("E-comm-031", where,
-                           "the ranks' communicator options differ: rank 0 has checked = ", all[0] != 0,
-                           ", stall_limit = ", all[1], ", rank ", r, " has checked = ", all[2 * r] != 0,
-                           ", stall_limit = ", all[2 * r + 1], "; this is rank ", rank_);
+    compare_terms(all, rank_, where);
   }
 
 private:
@@ -7065,15 +8378,18 @@ private:
     case collective::all_gather: {
       // In place on all ranks or on none, says MPI; ours may differ. So always, after the copy of this
       // rank's part that MPI would make.
+      // (Device memory is MPI's to copy: there all ranks are to be in place, or none.)
       auto const* counts = t.out_counts;
-      copy(at(t.out, my_part(counts)), t.in,
-           (counts != nullptr ? counts[rank_] : t.count) * bytes_of(t.type));
+      auto const mine = counts != nullptr ? counts[rank_] : t.count;
+      auto* const place_of_mine = at(t.out, my_part(counts));
+      if (!t.on_device) copy(place_of_mine, t.in, mine * bytes_of(t.type));
+      auto const* in = t.on_device && t.in != place_of_mine ? t.in : MPI_IN_PLACE;
       if (counts == nullptr)
-        return now ? MPI_Allgather_c(MPI_IN_PLACE, n, type, t.out, n, type, comm)
-                   : MPI_Iallgather_c(MPI_IN_PLACE, n, type, t.out, n, type, comm, pending);
+        return now ? MPI_Allgather_c(in, n, type, t.out, n, type, comm)
+                   : MPI_Iallgather_c(in, n, type, t.out, n, type, comm, pending);
       auto const p = place(counts, 0, tables, t.where);
-      return now ? MPI_Allgatherv_c(MPI_IN_PLACE, 0, type, t.out, p.counts, p.offsets, type, comm)
-                 : MPI_Iallgatherv_c(MPI_IN_PLACE, 0, type, t.out, p.counts, p.offsets, type, comm, pending);
+      return now ? MPI_Allgatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, comm)
+                 : MPI_Iallgatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, comm, pending);
     }
     case collective::gather: {
       auto const* counts = t.out_counts;
@@ -7181,6 +8497,7 @@ private:
   buffer<> tables_;
   int rank_ = 0, size_ = 1;
   double stall_limit_ = 0;
+  bool device_buffers_ = false;
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail
@@ -7190,14 +8507,15 @@ private:
 namespace tessera::inline TESSERA_ABI::comm {
 
 /// A communicator over the ranks of an MPI_Comm. Move-only.
-class mpi : public detail::interface<mpi, detail::mpi_transport> {
-  using base = detail::interface<mpi, detail::mpi_transport>;
+class mpi : public detail::interface<mpi, detail::engine<detail::mpi_transport>> {
+  using base = detail::interface<mpi, detail::engine<detail::mpi_transport>>;
   using engine = detail::engine<detail::mpi_transport>;
 
 public:
   /// Collective over `borrowed`, of which it makes two duplicates: the caller's messages, error handler and
   /// attributes stay its own. To be destroyed before MPI_Finalize. Throws config_error if MPI is not running,
-  /// was initialised below `options.level`, or if the ranks' options differ (on all of them).
+  /// was initialised below `options.level`, is
+  /// not CUDA-aware where `device_buffers` are wanted, or if the ranks' options differ (on all of them).
   explicit mpi(MPI_Comm borrowed, mpi_options options = {}, site where = site::here())
       : base(make(borrowed, options, where)) {}
 
@@ -7207,14 +8525,27 @@ private:
 
   static engine* make(MPI_Comm borrowed, mpi_options options, site where) {
     check_threads(options.level, where);
+    if (options.device_buffers) check_cuda_aware(where);
     MPI_Comm copy = MPI_COMM_NULL;
     detail::check_mpi(MPI_Comm_dup(borrowed, &copy), "Comm_dup", where);
     communicator_options const common{options.checked, options.stall_limit};
-    detail::mpi_transport transport(copy, common, where);
+    detail::mpi_transport transport(copy, common, options.device_buffers, where);
     transport.agree_on(common, where);
     return new engine(static_cast<detail::mpi_transport&&>(transport), common, 1);
   }
 
+  static void check_cuda_aware(site where) {
+#if defined(MPICH) || defined(MPIX_CUDA_AWARE_SUPPORT)
+    if (MPIX_Query_cuda_support() == 0)
+      throw config_error("E-comm-036", where,
+                         "this MPI says that it is not CUDA-aware (MPIX_Query_cuda_support): it cannot take "
+                         "device_buffers; use comm::nccl, or an MPI built with CUDA");
+#else
+    throw config_error("E-comm-036", where,
+                       "this MPI cannot say whether it is CUDA-aware (it has no MPIX_Query_cuda_support), so "
+                       "device_buffers are not given to it; use comm::nccl, or an MPI built with CUDA");
+#endif
+  }
   static void check_threads(mpi_threads level, site where) {
     int running = 0, ended = 0, given = 0, main = 1;
     detail::check_mpi(MPI_Initialized(&running), "Initialized", where);
@@ -7306,6 +8637,1091 @@ int run_mpi(int& argc, char**& argv, F&& body, mpi_options options = {}, site wh
 }
 
 } // namespace tessera::inline TESSERA_ABI::comm
+
+#endif
+#endif
+#if defined(TESSERA_WITH_NCCL)
+/// Ranks on NCCL, one GPU each: messages go from device memory to device memory. Made over the ranks of
+/// another communicator, or from an id that the host application hands over.
+///
+///     exec::cuda ex({.device = local_rank});
+///     comm::nccl ranks(world, ex);                      // world: comm::mpi, comm::threads
+///     auto sum = ranks.start_all_reduce(gradients);     // device_span<bf16, exec::cuda_memory>
+///     ops::gelu(ex, y, x);                              // the stream of `ex` goes on meanwhile
+///     sum.wait();                                       // the stream of `ex` waits, the host does not
+///     auto loss = ranks.all_reduce(local_loss);         // host values too: staged, and blocking
+///
+/// Order. Calls run in a stream of their own, in the order in which they were made: each after what `ex` had
+/// been given when the call was made. wait() orders the stream of `ex` after the call. The host waits where
+/// it must see something: messages in host memory, barriers, sums of integers in rank_order (overflow), the
+/// checked level, and, since somebody has to watch, every wait() of a communicator with a stall limit.
+/// test() asks and never waits. Without checks and limit, calls on device memory can be captured in a graph.
+///
+/// Sums. rank_order: exchanged in the storage type and added by a kernel, rank 0 first, in fp32: the same
+/// bits as on every other communicator. native: ncclAllReduce and its kin; NCCL chooses ring, tree or
+/// switch by size and machine, and with it the order of additions; 16-bit floats are added pair by pair,
+/// in fp32 or in the storage type, and rounded each time a partial sum is stored; a NaN may be lost in maxima
+/// and minima; integers wrap. NCCL has no 16-bit integers: those are always added in rank_order.
+///
+/// Messages (send, receive) have no tags in NCCL. Requests for messages go out together when one of them is
+/// waited for or tested, or with the next blocking message; those that go out together are matched by tag,
+/// otherwise the order of a pair of ranks must be the same on both sides. Checked communicators find tags,
+/// types and lengths that differ. Messages and collectives share one stream: use a split where they cross.
+///
+/// Cost of device calls: one NCCL call or group each; rank_order two and a kernel (one up to 2 KiB). A stall
+/// limit puts NCCL in its non-blocking mode, some 10 us a call. Needs the kernels of comm/cuda/nccl.cuh,
+/// compiled once in the program by nvcc for each type that is reduced.
+///
+/// Exists under TESSERA_WITH_NCCL.
+#ifndef TESSERA_COMM_NCCL_HPP
+#define TESSERA_COMM_NCCL_HPP
+
+#if defined(TESSERA_WITH_NCCL)
+
+/// Drives the calls of one nccl communicator. Everything that a call needs is put into the lane when the call
+/// is made, exchange, sum and collection one after another; what is left is to wait for its event.
+#ifndef TESSERA_COMM_DETAIL_NCCL_ENGINE_HPP
+#define TESSERA_COMM_DETAIL_NCCL_ENGINE_HPP
+
+#if defined(TESSERA_WITH_NCCL)
+
+#include <algorithm>
+/// A call of an nccl communicator under way, and what the checked level does with device memory.
+#ifndef TESSERA_COMM_DETAIL_NCCL_OPERATION_HPP
+#define TESSERA_COMM_DETAIL_NCCL_OPERATION_HPP
+
+#if defined(TESSERA_WITH_NCCL)
+
+/// The calls of NCCL: one communicator of it, the stream that they run in, every return code looked at, and
+/// the watchdog.
+#ifndef TESSERA_COMM_DETAIL_NCCL_LINK_HPP
+#define TESSERA_COMM_DETAIL_NCCL_LINK_HPP
+
+#if defined(TESSERA_WITH_NCCL)
+
+#include <nccl.h>
+
+/// What the ranks of an nccl communicator say to each other beside NCCL: where they are when one is stuck.
+#ifndef TESSERA_COMM_DETAIL_NCCL_SIDE_HPP
+#define TESSERA_COMM_DETAIL_NCCL_SIDE_HPP
+
+#include <memory>
+
+#include <sched.h>
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+class nccl_side {
+public:
+  struct news {
+    bool asked = false;  // another rank has given up, and asks where this one is
+    std::string trouble; // why others can't be reached; empty: nothing is known
+  };
+
+  virtual ~nccl_side() = default;
+  virtual news poll() = 0;
+  /// Says where this rank is, listens for `grace` seconds, and names the ranks that have not arrived there.
+  virtual std::string missing(signature const& mine, double grace) = 0;
+  virtual std::unique_ptr<nccl_side> split(int color, int key, site where) = 0;
+};
+
+/// Over any communicator of the host's memory, by its public calls alone: each rank has a receive open from
+/// each other one from the first time that it has to wait.
+template <host_communicator Host>
+class nccl_side_of final : public nccl_side {
+public:
+  explicit nccl_side_of(Host&& host) : host_(static_cast<Host&&>(host)) {}
+  nccl_side_of(nccl_side_of const&) = delete;
+  nccl_side_of& operator=(nccl_side_of const&) = delete;
+  ~nccl_side_of() override {
+    if (!talk_) return;
+    bool told = true; // whether nobody reads what this rank said any more
+    for (auto& each : talk_->heard) each.abandon();
+    for (auto& each : talk_->told) {
+      try {
+        told = each.test() && told;
+      } catch (error const&) { // a peer that has failed does not read
+      }
+      each.abandon();
+    }
+    if (!told) (void)talk_.release(); // a send can't be called back
+  }
+
+  news poll() override {
+    news result;
+    try {
+      listen();
+      for (std::size_t r = 0; r < talk_->heard.size(); ++r)
+        if (talk_->answered[r] == 0 && rank_of(r) != host_.rank() && talk_->heard[r].test())
+          talk_->answered[r] = 1;
+      for (auto each : talk_->answered) result.asked = result.asked || each != 0;
+    } catch (error const& e) {
+      result.trouble = e.what();
+    }
+    return result;
+  }
+
+  std::string missing(signature const& mine, double grace) override {
+    (void)poll();
+    if (!talk_) return "ranks that cannot be asked";
+    talk_->mine = mine;
+    try {
+      for (int r = 0; r < host_.size(); ++r)
+        if (r != host_.rank())
+          talk_->told.push_back(host_.start_send(bytes_of_signature(talk_->mine), r, tag));
+    } catch (error const&) { // those that can't be told don't answer either
+    }
+    for (auto const start = seconds_now(); seconds_now() - start < grace; ::sched_yield()) {
+      if (!poll().trouble.empty()) break;
+      int answers = 1;
+      for (auto each : talk_->answered) answers += each;
+      if (answers == host_.size()) break;
+    }
+    return missing_ranks(mine, host_.rank(), talk_->theirs, talk_->answered);
+  }
+
+  std::unique_ptr<nccl_side> split(int color, int key, site where) override {
+    return std::make_unique<nccl_side_of>(host_.split(color, key, where));
+  }
+
+private:
+  static constexpr int tag = 1;
+  struct talk {
+    signature mine;
+    std::vector<signature> theirs;
+    std::vector<char> answered;
+    std::vector<typename Host::request> heard, told;
+  };
+
+  static int rank_of(std::size_t i) noexcept { return narrow<int>(i); }
+  static std::span<std::byte> bytes_of_signature(signature& sign) noexcept {
+    return std::as_writable_bytes(std::span<signature>(&sign, 1));
+  }
+  void listen() {
+    if (talk_) return;
+    auto const ranks = static_cast<std::size_t>(host_.size());
+    talk_ = std::make_unique<talk>();
+    talk_->theirs.resize(ranks);
+    talk_->answered.assign(ranks, 0);
+    talk_->heard.resize(ranks);
+    for (std::size_t r = 0; r < ranks; ++r)
+      if (rank_of(r) != host_.rank())
+        talk_->heard[r] = host_.start_receive(bytes_of_signature(talk_->theirs[r]), rank_of(r), tag);
+  }
+
+  Host host_;
+  std::unique_ptr<talk> talk_;
+};
+
+template <host_communicator Host>
+std::unique_ptr<nccl_side> side_of(Host& host, site where) {
+  return std::make_unique<nccl_side_of<Host>>(host.split(0, host.rank(), where));
+}
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+[[noreturn, gnu::cold]] inline void throw_nccl(ncclResult_t code, ncclComm_t comm, char const* what,
+                                               site where) {
+  auto const* last = ncclGetLastError(comm);
+  auto const text =
+      tessera::text_of("NCCL: ", what, " failed: ", ncclGetErrorString(code),
+                       last != nullptr && *last != '\0' ? "; " : "", last != nullptr ? last : "");
+  if (code == ncclRemoteError) throw peer_failed("E-comm-102", where, text);
+  throw library_error("E-comm-101", where, text);
+}
+/// For calls that have ended when they return.
+inline void check_nccl(ncclResult_t code, ncclComm_t comm, char const* what, site where) {
+  if (code != ncclSuccess) throw_nccl(code, comm, what, where);
+}
+
+/// A call as the watchdog and error messages need it.
+struct nccl_call {
+  call request;
+  signature sign;
+  std::int64_t sequence = 0;
+  std::uint64_t group = 0;
+  bool blocking = false, has_sign = false;
+  char const* doing = nullptr; // what to call it where it is no call of a communicator
+
+  signature const& signed_by(int ranks) noexcept {
+    if (!has_sign) sign = signature_of(request, ranks, sequence, group, blocking);
+    has_sign = true;
+    return sign;
+  }
+  std::string text(int ranks) { return doing != nullptr ? doing : text_of(signed_by(ranks)); }
+};
+
+/// How NCCL names elements: its own type, or, where it has none, several of another one.
+struct nccl_type {
+  ncclDataType_t type;
+  index_t factor = 1;
+};
+inline nccl_type nccl_type_of(element type) noexcept {
+  constexpr nccl_type types[] = {{ncclUint8},    {ncclBfloat16}, {ncclFloat16}, {ncclFloat32}, {ncclFloat64},
+                                 {ncclInt8},     {ncclUint8, 2}, {ncclInt32},   {ncclInt64},   {ncclUint8},
+                                 {ncclUint8, 2}, {ncclUint32},   {ncclUint64}};
+  return types[static_cast<int>(type)];
+}
+inline bool nccl_adds(element type) noexcept {
+  return type != element::bytes && nccl_type_of(type).factor == 1;
+}
+
+class nccl_link {
+public:
+  nccl_link(ncclUniqueId const& id, int my_rank, int ranks, exec::cuda& space, communicator_options options,
+            std::unique_ptr<nccl_side> beside, site where)
+      : nccl_link(my_rank, ranks, space, options.stall_limit,
+                  static_cast<std::unique_ptr<nccl_side>&&>(beside), where) {
+    auto config = configuration();
+    nccl_call making = making_of("the making of comm::nccl", where);
+    settle(ncclCommInitRankConfig(&comm_, ranks, id, my_rank, &config), "ncclCommInitRankConfig", making);
+  }
+  /// The part of `whole` that has this color: rank `my_rank` of `ranks`. Collective over `whole`.
+  nccl_link(nccl_link& whole, int color, int key, int my_rank, int ranks, site where)
+      : nccl_link(my_rank, ranks, whole.compute, whole.stall_limit_,
+                  whole.side_ ? whole.side_->split(color, key, where) : nullptr, where) {
+    auto config = configuration();
+    nccl_call making = making_of("split of comm::nccl", where);
+    auto const code = ncclCommSplit(whole.comm_, color, key, &comm_, &config);
+    whole.settle(code, "ncclCommSplit", making);
+    if (comm_ != nullptr) settle(code, "ncclCommSplit", making);
+  }
+  nccl_link(nccl_link const&) = delete;
+  nccl_link& operator=(nccl_link const&) = delete;
+  /// Waits for what is under way; aborts where that cannot end, or while an exception unwinds.
+  ~nccl_link() {
+    if (comm_ == nullptr) return;
+    if (std::uncaught_exceptions() > unwinding_) {
+      abort();
+      return;
+    }
+    try {
+      nccl_call ending = making_of("the end of comm::nccl", site{});
+      exec::event last(lane);
+      last.record(lane);
+      wait(last, ending);
+      settle(ncclCommFinalize(comm_), "ncclCommFinalize", ending);
+      (void)ncclCommDestroy(comm_); // a destructor can't report
+    } catch (...) {
+      abort();
+    }
+  }
+
+  int const rank, size;
+  exec::cuda& compute; // the caller's
+  exec::cuda lane;     // what NCCL's calls, and the kernels between them, run in
+
+  bool lost() const noexcept { return comm_ == nullptr; }
+  /// Ends everything under way, here and, as far as NCCL can, on the other ranks.
+  void abort() noexcept {
+    if (comm_ != nullptr) (void)ncclCommAbort(comm_); // there is nobody to tell that this failed
+    comm_ = nullptr;
+  }
+
+  /// Puts a collective transfer into the lane.
+  void enqueue(transfer const& t, nccl_call& c) {
+    auto const type = nccl_type_of(t.type).type;
+    auto const items = [&](index_t count) {
+      return static_cast<std::size_t>(count * nccl_type_of(t.type).factor);
+    };
+    auto const n = items(t.count);
+    bool const at_root = rank == t.root;
+    if (n == 0 && t.what != collective::barrier && t.in_counts == nullptr) return;
+    switch (t.what) {
+    case collective::barrier:
+      return settle(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclSum, comm_, lane.stream()),
+                    "ncclAllReduce", c);
+    case collective::broadcast: {
+      auto* data = at_root ? const_cast<void*>(t.in) : t.out;
+      return settle(ncclBroadcast(data, data, n, type, t.root, comm_, lane.stream()), "ncclBroadcast", c);
+    }
+    case collective::reduce:
+      return settle(ncclReduce(t.in, t.out, n, type, operation_of(t.operation), t.root, comm_, lane.stream()),
+                    "ncclReduce", c);
+    case collective::all_reduce:
+      return settle(ncclAllReduce(t.in, t.out, n, type, operation_of(t.operation), comm_, lane.stream()),
+                    "ncclAllReduce", c);
+    case collective::reduce_scatter:
+      if (t.out_counts == nullptr)
+        return settle(
+            ncclReduceScatter(t.in, t.out, n, type, operation_of(t.operation), comm_, lane.stream()),
+            "ncclReduceScatter", c);
+      return grouped(c, [&] {
+        for_parts(t, t.out_counts, [&](int r, index_t count, index_t offset) {
+          in_group(ncclReduce(at(t.in, offset), r == rank ? t.out : nullptr, items(count), type,
+                              operation_of(t.operation), r, comm_, lane.stream()),
+                   "ncclReduce", c);
+        });
+      });
+    case collective::all_gather:
+      if (t.out_counts == nullptr)
+        return settle(ncclAllGather(t.in, t.out, n, type, comm_, lane.stream()), "ncclAllGather", c);
+      return grouped(c, [&] {
+        for_parts(t, t.out_counts, [&](int r, index_t count, index_t offset) {
+          in_group(ncclBroadcast(r == rank ? t.in : at(t.out, offset), at(t.out, offset), items(count), type,
+                                 r, comm_, lane.stream()),
+                   "ncclBroadcast", c);
+        });
+      });
+    case collective::gather:
+    case collective::scatter:
+    case collective::all_to_all:
+      return exchange(t, c);
+    default: // messages go in groups, split as all_gather
+      return;
+    }
+  }
+
+  /// What `puts` puts, as one group: all of it makes progress together.
+  template <std::invocable Puts>
+  void grouped(nccl_call& c, Puts puts) {
+    check_nccl(ncclGroupStart(), comm_, "ncclGroupStart", c.request.where);
+    try {
+      puts();
+    } catch (...) {
+      (void)ncclGroupEnd(); // the first error matters more
+      abort();
+      throw;
+    }
+    settle(ncclGroupEnd(), "ncclGroupEnd", c);
+  }
+  void put_send(void const* data, index_t n, element of, int peer, nccl_call& c) {
+    auto const [type, factor] = nccl_type_of(of);
+    if (n > 0)
+      in_group(ncclSend(data, static_cast<std::size_t>(n * factor), type, peer, comm_, lane.stream()),
+               "ncclSend", c);
+  }
+  void put_receive(void* data, index_t n, element of, int peer, nccl_call& c) {
+    auto const [type, factor] = nccl_type_of(of);
+    if (n > 0)
+      in_group(ncclRecv(data, static_cast<std::size_t>(n * factor), type, peer, comm_, lane.stream()),
+               "ncclRecv", c);
+  }
+
+  /// In the lane. Memory of the host is pinned.
+  void copy(void* to, void const* from, index_t bytes, site where) {
+    if (bytes > 0 && to != from)
+      exec::cuda_check(
+          cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, lane.stream()),
+          "cudaMemcpyAsync", where);
+  }
+
+  /// Errors that came up since the last call. The communicator is aborted then.
+  void check(nccl_call& c) {
+    auto state = ncclSuccess;
+    check_nccl(ncclCommGetAsyncError(comm_, &state), comm_, "ncclCommGetAsyncError", c.request.where);
+    if (state != ncclSuccess && state != ncclInProgress) fail(state, name_of(c.request.what), c);
+  }
+  bool passed(exec::event const& event, nccl_call& c) {
+    if (event.passed(c.request.where)) return true;
+    check(c);
+    return false;
+  }
+  /// The host waits, and watches.
+  void wait(exec::event const& event, nccl_call& c) {
+    for (patience p; !event.passed(c.request.where);) pause(p, c);
+    check(c); // what was aborted from elsewhere has ended too
+  }
+
+private:
+  struct patience {
+    double start = seconds_now(), troubled = 0;
+    int polls = 0;
+  };
+
+  nccl_link(int my_rank, int ranks, exec::cuda& space, double stall_limit,
+            std::unique_ptr<nccl_side>&& beside, site where)
+      : rank(my_rank), size(ranks), compute(space),
+        lane({.device = space.device(), .workspace_bytes = 0}, where), stall_limit_(stall_limit),
+        side_(static_cast<std::unique_ptr<nccl_side>&&>(beside)), token_(16, {}, where) {}
+
+  /// With a limit no call of NCCL may block the host: it could not watch.
+  ncclConfig_t configuration() const noexcept {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = stall_limit_ > 0 ? 0 : 1;
+    return config;
+  }
+  static nccl_call making_of(char const* doing, site where) noexcept {
+    nccl_call making;
+    making.doing = doing;
+    making.request.where = where;
+    return making;
+  }
+  static ncclRedOp_t operation_of(reduction operation) noexcept {
+    return operation == reduction::sum ? ncclSum : operation == reduction::max ? ncclMax : ncclMin;
+  }
+
+  /// Each part that is not empty: rank, elements, offset in bytes.
+  template <class F>
+  void for_parts(transfer const& t, index_t const* counts, F f) const {
+    index_t offset = 0;
+    for (int r = 0; r < size; ++r) {
+      auto const count = counts != nullptr ? counts[r] : t.count;
+      if (count > 0) f(r, count, offset);
+      offset += count * bytes_of(t.type);
+    }
+  }
+  /// gather, scatter, all_to_all: one group of sends and receives; a rank's own part is a copy.
+  void exchange(transfer const& t, nccl_call& c) {
+    auto const item = bytes_of(t.type);
+    bool const to_all = t.what != collective::gather, from_all = t.what != collective::scatter;
+    bool const sends = t.what != collective::scatter || rank == t.root;
+    bool const receives = t.what != collective::gather || rank == t.root;
+    auto const own = t.in_counts != nullptr ? t.in_counts[rank] : t.count;
+    auto const offset = [&](index_t const* counts) { return offset_of(rank, t.count, counts) * item; };
+    if (sends && receives && own > 0) {
+      auto const* from = to_all ? at(t.in, offset(t.in_counts)) : t.in;
+      auto* to = from_all ? at(t.out, offset(t.out_counts)) : t.out;
+      copy(to, from, own * item, t.where);
+    }
+    grouped(c, [&] {
+      if (sends && to_all)
+        for_parts(t, t.in_counts, [&](int r, index_t n, index_t offset) {
+          if (r != rank) put_send(at(t.in, offset), n, t.type, r, c);
+        });
+      else if (sends && rank != t.root)
+        put_send(t.in, own, t.type, t.root, c);
+      if (receives && from_all)
+        for_parts(t, t.out_counts, [&](int r, index_t n, index_t offset) {
+          if (r != rank) put_receive(at(t.out, offset), n, t.type, r, c);
+        });
+      else if (receives && rank != t.root)
+        put_receive(t.out, own, t.type, t.root, c);
+    });
+  }
+
+  void in_group(ncclResult_t code, char const* what, nccl_call& c) {
+    if (code != ncclSuccess && code != ncclInProgress) throw_nccl(code, comm_, what, c.request.where);
+  }
+  /// Waits until NCCL has taken a call: at once where it blocks.
+  void settle(ncclResult_t code, char const* what, nccl_call& c) {
+    for (patience p; code == ncclInProgress;) {
+      check_nccl(ncclCommGetAsyncError(comm_, &code), comm_, "ncclCommGetAsyncError", c.request.where);
+      if (code == ncclInProgress) pause(p, c);
+    }
+    if (code != ncclSuccess) fail(code, what, c);
+  }
+  [[noreturn]] void fail(ncclResult_t code, char const* what, nccl_call& c) {
+    try {
+      throw_nccl(code, comm_, what, c.request.where);
+    } catch (...) {
+      abort();
+      throw;
+    }
+  }
+
+  /// Between two looks at something that has not ended: throws where it never will.
+  void pause(patience& p, nccl_call& c) {
+    if (comm_ != nullptr) check(c);
+    ::sched_yield();
+    if (++p.polls % 64 != 0) return;
+    auto const now = seconds_now();
+    nccl_side::news news;
+    if (side_) news = side_->poll();
+    // A rank that has ended well leaves too, and what it sent may still be on its way.
+    constexpr double benefit_of_doubt = 0.2;
+    if (!news.trouble.empty()) {
+      if (p.troubled == 0) p.troubled = now;
+      if (now - p.troubled > benefit_of_doubt) {
+        abort();
+        throw peer_failed("E-comm-103", c.request.where, c.text(size), " cannot finish: ", news.trouble);
+      }
+    }
+    if (stall_limit_ <= 0 || (!news.asked && now - p.start <= stall_limit_)) return;
+    auto const& sign = c.signed_by(size);
+    auto const missing =
+        side_ ? side_->missing(sign, stall_limit_ < 1 ? stall_limit_ : 1.0)
+              : std::string("ranks that cannot be asked: this communicator was made from an id alone");
+    abort();
+    throw stalled("E-comm-021", c.request.where, "rank ", rank, " of ", size, " gave up ", c.text(size),
+                  " (the limit is ", stall_limit_, " s); it waited for ", missing);
+  }
+
+  double const stall_limit_;
+  std::unique_ptr<nccl_side> side_;
+  buffer<exec::cuda_memory> token_; // what a barrier sends
+  ncclComm_t comm_ = nullptr;
+  int const unwinding_ = std::uncaught_exceptions();
+};
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+/// What the combining kernel runs in, and where it notes that a sum of integers overflowed (null: nowhere).
+struct device_combine_space {
+  exec::cuda& lane;
+  int* overflow;
+};
+/// `combine` on a device (comm/cuda/nccl.cuh): the same arithmetic. True: overflow is noted, not returned.
+template <reducible_scalar T>
+bool combine_on_device(void* space, combine_step const& step);
+
+struct nccl_operation : nccl_call {
+  /// Of what shares one piece of memory.
+  static constexpr index_t alignment = 16;
+  static constexpr index_t rounded(index_t bytes) noexcept {
+    return (bytes + alignment - 1) / alignment * alignment;
+  }
+
+  bool finished = false;
+  bool waiting = false;   // a message that has not gone out
+  bool on_device = false; // as its caller gave it
+  bool adds_integers = false;
+  int unwinding = 0; // exceptions in flight when it was made
+  std::exception_ptr error;
+  exec::event ended;
+
+  buffer<exec::cuda_memory> pieces; // what the ranks sent, to be combined; a flag
+
+  buffer<exec::cuda_memory> device_stage; // for messages in host memory
+  buffer<exec::pinned_memory> host_stage; // the same; the flag first
+  void* host_out = nullptr;               // where the output goes
+  index_t host_out_bytes = 0, host_out_offset = 0;
+
+  loan lent; // at the checked level
+  buffer<exec::cuda_memory> device_copies;
+  buffer<> host_copies;
+  buffer<exec::cuda_memory> device_headers; // of messages: mine, my peer's
+  buffer<exec::pinned_memory> host_headers;
+
+  nccl_operation* next = nullptr;
+
+  void reset(call const& c, std::uint64_t of_group, bool is_blocking) noexcept {
+    static_cast<nccl_call&>(*this) = {};
+    request = c;
+    group = of_group;
+    blocking = is_blocking;
+    finished = waiting = adds_integers = false;
+    on_device = c.on_device;
+    unwinding = std::uncaught_exceptions();
+    error = nullptr;
+    host_out = nullptr;
+    lent = {};
+  }
+  int* overflow() const noexcept { return static_cast<int*>(host_stage.data()); }
+};
+
+/// Lent device memory: filled in the lane, read by way of the host.
+struct device_store {
+  using memory = exec::cuda_memory;
+
+  nccl_link& link;
+  exec::event& arrived;
+  buffer<exec::pinned_memory>& arrives;
+  memory_account account;
+  nccl_operation& one;
+
+  void copy(void* to, void const* from, index_t bytes) const {
+    link.copy(to, from, bytes, one.request.where);
+  }
+  void poison(void* to, index_t bytes) const {
+    exec::cuda_check(cudaMemsetAsync(to, detail::poison, static_cast<std::size_t>(bytes), link.lane.stream()),
+                     "cudaMemsetAsync", one.request.where);
+  }
+  index_t first_written(void const* lent, index_t bytes) const {
+    return bytes == 0 ? -1 : host_store::first_written(read(lent, bytes), bytes);
+  }
+  std::uint64_t digest(void const* data, index_t bytes) const {
+    return host_store::digest(read(data, bytes), bytes);
+  }
+
+private:
+  void const* read(void const* data, index_t bytes) const {
+    auto* host = room(arrives, bytes, account, one.request.where);
+    copy(host, data, bytes);
+    arrived.record(link.lane, one.request.where);
+    link.wait(arrived, one);
+    return host;
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+class nccl_engine {
+public:
+  using bulk_memory = exec::cuda_memory;
+  template <memory_space Memory>
+  static constexpr bool reaches = Memory::host_accessible || std::same_as<Memory, exec::cuda_memory>;
+  static constexpr bool direct = false;
+  template <reducible_scalar S>
+  static constexpr combine_function combiner() noexcept {
+    return &combine_on_device<S>;
+  }
+
+  using op = nccl_operation;
+
+  nccl_engine(std::unique_ptr<nccl_link> link, communicator_options options, std::uint64_t group)
+      : options(options), group(group), link_(static_cast<std::unique_ptr<nccl_link>&&>(link)),
+        signs_(options.checked || options.stall_limit > 0), ready_(link_->lane), exchanged_(link_->lane),
+        sends_(static_cast<std::size_t>(size())), receives_(static_cast<std::size_t>(size())) {}
+  nccl_engine(nccl_engine const&) = delete;
+  nccl_engine& operator=(nccl_engine const&) = delete;
+  ~nccl_engine() {
+    link_.reset(); // first: what is under way still uses the memory of operations
+    for (auto* spare = spare_; spare != nullptr;) {
+      auto* const next = spare->next;
+      delete spare;
+      spare = next;
+    }
+  }
+
+  communicator_options const options;
+  std::uint64_t const group;
+  traffic_meter meter;
+  memory_meter memory;
+  std::int64_t sequence = 0;
+
+  int rank() const noexcept { return link_->rank; }
+  int size() const noexcept { return link_->size; }
+  nccl_engine* split(std::vector<int> const& members, int color, int key, std::uint64_t id, site where) {
+    exec::detail::device_scope const on(link_->compute.device(), where);
+    auto const mine = std::find(members.begin(), members.end(), rank()) - members.begin();
+    return new nccl_engine(std::make_unique<nccl_link>(*link_, color, key, narrow<int>(mine),
+                                                       narrow<int>(members.size()), where),
+                           options, id);
+  }
+  /// Throws config_error on all ranks where their options differ.
+  void agree_on_options(site where) {
+    auto& one = take({}, true);
+    one.request.where = where;
+    one.doing = "the making of comm::nccl";
+    std::vector<communicator_terms> all(static_cast<std::size_t>(size()));
+    communicator_terms const mine(options);
+    gather_bytes(one, &mine, static_cast<index_t>(sizeof mine), all.data());
+    recycle(one);
+    compare_terms(all, rank(), where);
+  }
+
+  op& begin(call const& c, bool blocking) {
+    exec::detail::device_scope const on(link_->compute.device(), c.where);
+    if (lost()) throw_lost(c);
+    auto& one = take(c, blocking);
+    try {
+      link_->check(one);
+      put(one);
+    } catch (...) {
+      end_with_error(one);
+    }
+    return one;
+  }
+  /// Whether it has ended. Never waits; never in a graph.
+  bool advance(op& one) {
+    if (one.finished) return true;
+    exec::detail::device_scope const on(link_->compute.device(), one.request.where);
+    try {
+      if (lost()) throw_lost(one.request);
+      if (one.waiting) send_messages(one);
+      if (link_->compute.capturing(one.request.where) || !link_->passed(one.ended, one)) return false;
+      finish(one);
+    } catch (...) {
+      end_with_error(one);
+    }
+    return true;
+  }
+  /// Orders the compute stream after it, and the host where it must see the end; frees it; throws what it
+  /// ended with.
+  void complete(op& one) {
+    exec::detail::device_scope const on(link_->compute.device(), one.request.where);
+    if (!one.finished) {
+      try {
+        if (lost()) throw_lost(one.request);
+        if (one.waiting) send_messages(one);
+        if (!one.on_device || one.adds_integers || options.checked || options.stall_limit > 0)
+          link_->wait(one.ended, one);
+        else
+          one.ended.wait_in(link_->compute, one.request.where);
+        finish(one);
+      } catch (...) {
+        end_with_error(one);
+      }
+    }
+    free(one);
+  }
+  /// Frees a finished operation, and throws what it ended with.
+  void free(op& one) {
+    if (!one.error && one.lent.any()) {
+      try {
+        give_back(one);
+      } catch (...) {
+        one.error = std::current_exception();
+      }
+    }
+    auto const error = static_cast<std::exception_ptr&&>(one.error);
+    one.error = nullptr;
+    recycle(one);
+    if (error) std::rethrow_exception(error);
+  }
+  /// Gives an operation up: its peers cannot finish, nor can this communicator go on.
+  void abandon(op& one) noexcept {
+    lose();
+    std::erase(messages_, &one);
+    recycle(one);
+  }
+  void lose() noexcept { link_->abort(); }
+
+private:
+  memory_account account() noexcept { return {&memory, memory_kind::communication}; }
+  /// What is not the payload of a call on device memory.
+  memory_account staging() noexcept { return {&memory, memory_kind::other}; }
+  bool lost() const noexcept { return link_->lost(); }
+  [[noreturn]] static void throw_lost(call const& c) {
+    throw peer_failed("E-comm-016", c.where, name_of(c.what),
+                      " on a communicator that an earlier failure or an abandoned request made useless");
+  }
+
+  op& take(call const& c, bool blocking) {
+    auto* one = spare_;
+    if (one == nullptr) {
+      one = new op();
+      one->ended = exec::event(link_->lane, {}, c.where);
+    } else {
+      spare_ = one->next;
+    }
+    one->reset(c, group, blocking);
+    return *one;
+  }
+  void recycle(op& one) noexcept {
+    one.next = spare_;
+    spare_ = &one;
+  }
+  void end_with_error(op& one) noexcept {
+    one.error = std::current_exception();
+    one.finished = true;
+    std::erase(messages_, &one);
+  }
+
+  /// Puts all of a call into the lane; a message waits for others.
+  void put(op& one) {
+    auto& c = one.request;
+    bool const message = c.is_point_to_point();
+    if (!message) one.sequence = ++sequence;
+    if (signs_) (void)one.signed_by(size());
+    if (c.has_own_counts() && c.in_counts[rank()] != c.out_counts[rank()])
+      throw collective_mismatch("E-comm-011", c.where, one.text(size()), ": rank ", rank(), " sends ",
+                                c.in_counts[rank()], " elements to itself and expects ",
+                                c.out_counts[rank()]);
+    ready_.record(link_->compute, c.where);
+    ready_.wait_in(link_->lane, c.where);
+    if (options.checked && !message && size() > 1) compare(one);
+    if (options.checked && !one.blocking) lend(one);
+    if (!c.on_device) stage(one);
+    if (message) {
+      one.waiting = true;
+      messages_.push_back(&one);
+      return;
+    }
+    if (c.reduces() && (c.order == summation::rank_order || !nccl_adds(c.type)))
+      put_in_rank_order(one);
+    else
+      put_natively(one);
+    c.in_counts = c.out_counts = nullptr; // the caller's no longer
+    seal(one);
+  }
+  /// Its last step is in the lane.
+  void seal(op& one) {
+    auto const& c = one.request;
+    if (one.host_out != nullptr)
+      link_->copy(at(one.host_stage.data(), one.host_out_offset), c.out, one.host_out_bytes, c.where);
+    one.ended.record(link_->lane, c.where);
+  }
+  /// It has ended on the device, or, where nobody looks at it here, will.
+  void finish(op& one) {
+    auto const& c = one.request;
+    one.finished = true;
+    if (one.adds_integers && *one.overflow() != 0)
+      throw numeric_error("E-comm-012", c.where, name_of(c.what), ": a sum over ranks does not fit ",
+                          name_of(c.type), "; reduce in a wider type");
+    if (one.host_out != nullptr)
+      copy(one.host_out, at(one.host_stage.data(), one.host_out_offset), one.host_out_bytes);
+    if (options.checked && c.what == collective::receive) compare_headers(one);
+  }
+
+  void put_natively(op& one) {
+    auto const& c = one.request;
+    auto step = transfer_of(c);
+    auto const item = bytes_of(c.type);
+    bool const in_place = c.what == collective::reduce_scatter &&
+                          c.out == at(c.in, offset_of(rank(), c.count, c.in_counts) * item);
+    if (!needs_staging(c) || in_place) return link_->enqueue(step, one);
+    step.out = room(one.pieces, c.out_items * item, account(), c.where);
+    link_->enqueue(step, one);
+    link_->copy(c.out, step.out, c.out_items * item, c.where);
+  }
+
+  void put_in_rank_order(op& one) {
+    auto const& c = one.request;
+    if (size() == 1) return link_->copy(c.out, c.in, c.in_items * bytes_of(c.type), c.where);
+    rank_order_steps const steps{c, rank(), size()};
+    auto const flag_at = op::rounded(steps.pieces_bytes());
+    auto* pieces = room(one.pieces, flag_at + static_cast<index_t>(sizeof(int)), account(), c.where);
+    link_->enqueue(steps.exchange(pieces, sends_.data(), receives_.data()), one);
+    one.adds_integers = is_integer(c.type) && c.operation == reduction::sum;
+    device_combine_space space{link_->lane, nullptr};
+    if (one.adds_integers) {
+      space.overflow = reinterpret_cast<int*>(at(pieces, flag_at));
+      exec::cuda_check(cudaMemsetAsync(space.overflow, 0, sizeof(int), link_->lane.stream()),
+                       "cudaMemsetAsync", c.where);
+    }
+    (void)c.combine(&space, steps.sum(pieces));
+    if (steps.collects()) link_->enqueue(steps.collect(pieces, sends_.data()), one);
+    if (!one.adds_integers) return;
+    transfer agree; // one overflow is everybody's
+    agree.what = collective::all_reduce;
+    agree.type = element::i32;
+    agree.operation = reduction::max;
+    agree.in = agree.out = space.overflow;
+    agree.count = 1;
+    link_->enqueue(agree, one);
+    if (one.on_device) (void)room(one.host_stage, op::alignment, staging(), c.where);
+    link_->copy(one.overflow(), space.overflow, sizeof(int), c.where);
+  }
+
+  /// Lets a call on host memory work on device memory. The first bytes of the host's side are the flag's.
+  void stage(op& one) {
+    auto& c = one.request;
+    constexpr auto alignment = op::alignment;
+    constexpr auto rounded = &op::rounded;
+    auto const given = c.in == nullptr ? 0 : c.in_items * bytes_of(c.type);
+    auto const wanted = c.out == nullptr ? 0 : c.out_items * bytes_of(c.type);
+    auto const bytes = rounded(given) + rounded(wanted);
+    auto* device = room(one.device_stage, bytes, staging(), c.where);
+    auto* host = at(room(one.host_stage, alignment + bytes, staging(), c.where), alignment);
+    if (given > 0) {
+      copy(host, c.in, given);
+      link_->copy(device, host, given, c.where);
+    }
+    if (wanted > 0) {
+      one.host_out = c.out;
+      one.host_out_bytes = wanted;
+      one.host_out_offset = alignment + rounded(given);
+    }
+    c.in = device;
+    c.out = at(device, rounded(given));
+  }
+
+  // --- the checked level
+
+  /// `bytes` of every rank, over NCCL; the host waits.
+  void gather_bytes(op& one, void const* mine, index_t bytes, void* all) {
+    auto const where = one.request.where;
+    auto const total = bytes * size();
+    auto* host = room(exchanged_host_, total, staging(), where);
+    auto* device = room(exchanged_device_, total, staging(), where);
+    copy(at(host, bytes * rank()), mine, bytes);
+    link_->copy(at(device, bytes * rank()), at(host, bytes * rank()), bytes, where);
+    transfer step;
+    step.what = collective::all_gather;
+    step.in = at(device, bytes * rank());
+    step.out = device;
+    step.count = bytes;
+    link_->enqueue(step, one);
+    link_->copy(host, device, total, where);
+    exchanged_.record(link_->lane, where);
+    link_->wait(exchanged_, one);
+    copy(all, host, total);
+  }
+  void compare(op& one) {
+    auto const& c = one.request;
+    auto const ranks = static_cast<std::size_t>(size());
+    std::vector<signature> signs(ranks);
+    gather_bytes(one, &one.sign, static_cast<index_t>(sizeof(signature)), signs.data());
+    compare_signatures(signs.data(), size(), rank(), c.where);
+    if (!c.has_own_counts()) return;
+    std::vector<index_t> mine(c.in_counts, c.in_counts + size()), all(2 * ranks * ranks);
+    mine.insert(mine.end(), c.out_counts, c.out_counts + size());
+    gather_bytes(one, mine.data(), 2 * size() * static_cast<index_t>(sizeof(index_t)), all.data());
+    compare_counts(all.data(), size(), one.sign, c.where);
+  }
+
+  void lend(op& one) {
+    if (!one.on_device) return one.lent.lend(host_store(), one.request, one.host_copies, account());
+    one.lent.lend(device_store{*link_, exchanged_, exchanged_host_, staging(), one}, one.request,
+                  one.device_copies, account());
+    exchanged_.record(link_->lane, one.request.where); // whoever reads it from here on reads poison
+    exchanged_.wait_in(link_->compute, one.request.where);
+  }
+  void give_back(op& one) {
+    auto const where = one.request.where;
+    if (!one.on_device) return one.lent.give_back(host_store(), one.sign, one.host_copies.data(), where);
+    ready_.record(link_->compute, where);
+    ready_.wait_in(link_->lane, where);
+    one.lent.give_back(device_store{*link_, exchanged_, exchanged_host_, staging(), one}, one.sign,
+                       one.device_copies.data(), where);
+    exchanged_.record(link_->lane, where);
+    exchanged_.wait_in(link_->compute, where);
+  }
+
+  // --- messages
+
+  /// Sends all that wait, as one group. A checked message is preceded by its signature, with the tag as its
+  /// number.
+  void send_messages(nccl_call& asking) {
+    auto const going = static_cast<std::vector<op*>&&>(messages_);
+    messages_.clear();
+    auto sorted = going;
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](op* a, op* b) { return a->request.tag < b->request.tag; });
+    constexpr auto header = static_cast<index_t>(sizeof(signature));
+    if (options.checked)
+      for (auto* one : sorted) {
+        auto* host = room(one->host_headers, 2 * header, staging(), one->request.where);
+        auto tagged = one->sign;
+        tagged.sequence = one->request.tag;
+        std::memcpy(host, &tagged, sizeof tagged);
+        link_->copy(room(one->device_headers, 2 * header, staging(), one->request.where), host, header,
+                    one->request.where);
+      }
+    link_->grouped(asking, [&] {
+      for (auto* one : sorted) {
+        auto const& c = one->request;
+        bool const sends = c.what == collective::send;
+        if (options.checked) {
+          auto* headers = one->device_headers.data();
+          sends ? link_->put_send(headers, header, element::bytes, c.root, *one)
+                : link_->put_receive(at(headers, header), header, element::bytes, c.root, *one);
+        }
+        sends ? link_->put_send(c.in, c.count, c.type, c.root, *one)
+              : link_->put_receive(c.out, c.count, c.type, c.root, *one);
+      }
+    });
+    for (auto* one : going) {
+      one->waiting = false;
+      if (options.checked && one->request.what == collective::receive)
+        link_->copy(at(one->host_headers.data(), header), at(one->device_headers.data(), header), header,
+                    one->request.where);
+      seal(*one);
+    }
+  }
+  void compare_headers(op& one) const {
+    signature theirs;
+    std::memcpy(&theirs, at(one.host_headers.data(), static_cast<index_t>(sizeof theirs)), sizeof theirs);
+    auto const tag = theirs.sequence;
+    theirs.sequence = 0;
+    if (theirs.what != collective::send || tag != one.request.tag || theirs.type != one.sign.type ||
+        theirs.count != one.sign.count)
+      throw collective_mismatch("E-comm-013", one.request.where,
+                                "the two sides of a message differ: ", text_of(one.sign), " with tag ",
+                                one.request.tag, " meets ", text_of(theirs), " with tag ", tag);
+  }
+
+  std::unique_ptr<nccl_link> link_;
+  bool const signs_;
+  exec::event ready_;                     // what the compute stream had been given
+  exec::event exchanged_;                 // bytes are there for the host to read
+  std::vector<index_t> sends_, receives_; // counts of one step
+  buffer<exec::cuda_memory> exchanged_device_;
+  buffer<exec::pinned_memory> exchanged_host_;
+  std::vector<op*> messages_; // that wait to go out
+  op* spare_ = nullptr;
+};
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::comm {
+
+/// The same on all ranks; see communicator_options.
+struct nccl_options {
+  bool checked = false;
+  double stall_limit = 0;
+};
+
+/// What the ranks of one communicator have in common before they know each other: made on one of them, and
+/// brought to the others by the host application, byte by byte.
+struct nccl_id {
+  ncclUniqueId value{};
+
+  /// Throws library_error (E-comm-101).
+  static nccl_id make(site where = site::here()) {
+    nccl_id id;
+    detail::check_nccl(ncclGetUniqueId(&id.value), nullptr, "ncclGetUniqueId", where);
+    return id;
+  }
+  std::span<std::byte> bytes() noexcept { return std::as_writable_bytes(std::span<char>(value.internal)); }
+};
+
+namespace detail {
+
+/// Rank 0's new id, on all ranks; so is its failure.
+template <host_communicator Host>
+nccl_id shared_id(Host& host, site where) {
+  nccl_id id;
+  auto made = std::int32_t{ncclSuccess};
+  if (host.rank() == 0) made = ncclGetUniqueId(&id.value);
+  host.broadcast(std::span<std::int32_t>(&made, 1), 0, where);
+  check_nccl(static_cast<ncclResult_t>(made), nullptr, "ncclGetUniqueId on rank 0", where);
+  host.broadcast(id.bytes(), 0, where);
+  return id;
+}
+
+} // namespace detail
+
+/// A communicator over GPUs, one a rank. Move-only. `ex` outlives it. Destroyed on all ranks; while an
+/// exception unwinds it is aborted, which ends what others wait for.
+class nccl : public detail::interface<nccl, detail::nccl_engine> {
+  using base = detail::interface<nccl, detail::nccl_engine>;
+
+public:
+  /// Over the ranks of `host`, of which it keeps a split: to bring the id, and to ask the others when
+  /// something is stuck. A thread rank that fails wakes the others, as in comm::threads. Collective. Throws
+  /// config_error if the ranks' options differ, library_error, or peer_failed, stalled.
+  template <host_communicator Host>
+  nccl(Host& host, exec::cuda& ex, nccl_options options = {}, site where = site::here())
+      : nccl{detail::shared_id(host, where), host.rank(), host.size(), ex, options,
+             detail::side_of(host, where),   where} {} // braces: from left to right
+
+  /// From an id that all `size` ranks were given. Without another communicator to ask, a stall can only name
+  /// what this rank waits in.
+  nccl(nccl_id const& id, int rank, int size, exec::cuda& ex, nccl_options options = {},
+       site where = site::here())
+      : nccl(id, rank, size, ex, options, std::unique_ptr<detail::nccl_side>(), where) {}
+
+private:
+  friend base;
+  explicit nccl(detail::nccl_engine* owned) noexcept : base(owned) {}
+  nccl(nccl_id const& id, int rank, int size, exec::cuda& ex, nccl_options options,
+       std::unique_ptr<detail::nccl_side> side, site where)
+      : base(make(id, rank, size, ex, {options.checked, options.stall_limit},
+                  static_cast<std::unique_ptr<detail::nccl_side>&&>(side), where)) {}
+
+  static detail::nccl_engine* make(nccl_id const& id, int rank, int size, exec::cuda& ex,
+                                   communicator_options options, std::unique_ptr<detail::nccl_side> side,
+                                   site where) {
+    if (size < 1 || rank < 0 || rank >= size)
+      throw config_error("E-comm-104", where, "comm::nccl: rank ", rank, " of ", size,
+                         " ranks; ranks are numbered from 0");
+    auto link = std::make_unique<detail::nccl_link>(
+        id.value, rank, size, ex, options, static_cast<std::unique_ptr<detail::nccl_side>&&>(side), where);
+    auto engine = std::make_unique<detail::nccl_engine>(
+        static_cast<std::unique_ptr<detail::nccl_link>&&>(link), options, 1);
+    engine->agree_on_options(where);
+    return engine.release();
+  }
+};
+
+static_assert(communicator<nccl>);
+
+} // namespace tessera::inline TESSERA_ABI::comm
+
+#endif
 
 #endif
 #endif
@@ -10052,14 +12468,15 @@ namespace tessera::inline TESSERA_ABI::optim::detail {
 
 namespace tessera::inline TESSERA_ABI::optim {
 
-/// The arrays of a shard, all of the same length.
-template <storage_scalar T, storage_scalar G, int Slots>
+/// The arrays of a shard, all of the same length, in one kind of memory.
+template <storage_scalar T, storage_scalar G, int Slots, memory_space Memory = host_memory>
 struct flat_shard {
-  std::span<T> weights;         ///< Written, rounded to T. Read where there is no master.
-  std::span<float> master = {}; ///< The weights in fp32; empty: `weights` are the only ones.
-  std::span<G const> gradients; ///< Read.
-  std::array<std::span<float>, static_cast<std::size_t>(Slots)> state = {}; ///< Read and written.
-  std::span<layout::range const> decayed = {}; ///< In order, disjoint; elsewhere the decay is 0.
+  memory_span<T, Memory> weights;         ///< Written, rounded to T. Read where there is no master.
+  memory_span<float, Memory> master = {}; ///< The weights in fp32; empty: `weights` are the only ones.
+  memory_span<G const, Memory> gradients; ///< Read.
+  std::array<memory_span<float, Memory>, static_cast<std::size_t>(Slots)> state = {}; ///< Read and written.
+  /// In order, disjoint; elsewhere the decay is 0. Known to the host.
+  std::span<layout::range const> decayed = {};
 };
 
 /// `rule(weight, gradient, decay, state&...)` updates the state and returns the new weight.
@@ -10070,7 +12487,8 @@ concept update_rule = (Rule::slots == 0 && std::is_invocable_r_v<float, Rule con
                       (Rule::slots == 2 &&
                        std::is_invocable_r_v<float, Rule const&, float, float, float, float&, float&>);
 
-/// The implementation for one backend; `host/flat_update.hpp` has the host's.
+/// The implementation for one backend, `run(ex, shard, rule, decay, where)` and `copy(ex, out, in, where)`;
+/// `host/flat_update.hpp` has the host's.
 template <class Backend>
 struct flat_update_on;
 
@@ -10080,8 +12498,8 @@ struct flat_update_on;
 /// outside the shard (E-optim-002).
 template <exec::space Ex, storage_scalar T, storage_scalar G, int Slots, update_rule Rule>
   requires(Slots == Rule::slots)
-void flat_update(Ex& ex, flat_shard<T, G, Slots> const& shard, Rule const& rule, float decay = 0,
-                 site where = site::here()) {
+void flat_update(Ex& ex, flat_shard<T, G, Slots, typename Ex::memory> const& shard, Rule const& rule,
+                 float decay = 0, site where = site::here()) {
   auto const n = shard.weights.size();
   auto fits = shard.gradients.size() == n && (shard.master.empty() || shard.master.size() == n);
   for (auto const& array : shard.state) fits = fits && array.size() == n;
@@ -10096,16 +12514,19 @@ void flat_update(Ex& ex, flat_shard<T, G, Slots> const& shard, Rule const& rule,
                        ") is out of order or outside a shard of ", n, " elements");
     reached = r.end;
   }
-  flat_update_on<typename Ex::backend>::run(ex, shard, rule, decay);
+  flat_update_on<typename Ex::backend>::run(ex, shard, rule, decay, where);
 }
 
 /// Widens storage to fp32 element by element: how a master copy starts.
-template <exec::space Ex, storage_scalar From>
-void flat_copy(Ex& ex, std::span<float> out, std::span<From const> in, site where = site::here()) {
+template <exec::space Ex, span_in<typename Ex::memory> Values>
+  requires storage_scalar<typename Values::value_type>
+void flat_copy(Ex& ex, memory_span<float, typename Ex::memory> out, Values values,
+               site where = site::here()) {
+  memory_span<typename Values::value_type const, typename Ex::memory> const in = values;
   if (out.size() != in.size())
     throw size_error("E-optim-003", where, out.size(), " master weights cannot start from ", in.size(),
                      " values");
-  flat_update_on<typename Ex::backend>::copy(ex, out, in);
+  flat_update_on<typename Ex::backend>::copy(ex, out, in, where);
 }
 
 } // namespace tessera::inline TESSERA_ABI::optim
@@ -10123,7 +12544,7 @@ struct flat_update_on<exec::host_backend> {
   static constexpr index_t chunk = 4096;
 
   template <exec::host_space Ex, storage_scalar T, storage_scalar G, int Slots, update_rule Rule>
-  static void run(Ex& ex, flat_shard<T, G, Slots> const& shard, Rule const& rule, float decay) {
+  static void run(Ex& ex, flat_shard<T, G, Slots> const& shard, Rule const& rule, float decay, site) {
     auto const n = static_cast<index_t>(shard.weights.size());
     ex.parallel_for((n + chunk - 1) / chunk, 1, [&](index_t first, index_t last) {
       auto const share = layout::range{first * chunk, last * chunk < n ? last * chunk : n};
@@ -10140,7 +12561,7 @@ struct flat_update_on<exec::host_backend> {
   }
 
   template <exec::host_space Ex, storage_scalar From>
-  static void copy(Ex& ex, std::span<float> out, std::span<From const> in) {
+  static void copy(Ex& ex, std::span<float> out, std::span<From const> in, site) {
     ex.parallel_for(static_cast<index_t>(out.size()), chunk, [&](index_t begin, index_t end) {
       for (auto i = begin; i < end; ++i)
         out[static_cast<std::size_t>(i)] = static_cast<float>(in[static_cast<std::size_t>(i)]);
@@ -10218,9 +12639,10 @@ struct step_values {
 };
 
 /// One array of an optimizer's state, by the name it has in checkpoints ("master", "exp_avg", ...).
+template <memory_space Memory = host_memory>
 struct state_array {
   std::string_view name;
-  std::span<float> values;
+  memory_span<float, Memory> values;
 };
 
 /// Semantics: the optimizer serves a shard of `elements()` elements. `start_from` takes the first weights (in
@@ -10231,11 +12653,12 @@ template <class O, class Ex, class T, class G>
 concept optimizer = exec::space<Ex> && storage_scalar<T> && storage_scalar<G> &&
     std::constructible_from<O, Ex&, index_t, typename O::options_type, std::vector<layout::range>,
                             memory_account> &&
-    requires(O& o, O const& c, Ex& ex, std::span<T> weights, std::span<G const> gradients,
-             std::span<float const> values, step_values step) {
+    requires(O& o, O const& c, Ex& ex, memory_span<T, typename Ex::memory> weights,
+             memory_span<G const, typename Ex::memory> gradients,
+             memory_span<float const, typename Ex::memory> values, step_values step) {
   { c.elements() } -> std::same_as<index_t>;
-  { o.state() } -> std::same_as<std::vector<state_array>>;
-  o.start_from(ex, std::span<T const>(weights));
+  { o.state() } -> std::same_as<std::vector<state_array<typename Ex::memory>>>;
+  o.start_from(ex, memory_span<T const, typename Ex::memory>(weights));
   o.start_from(ex, values);
   o.step(ex, weights, gradients, step);
   // Bytes of state for each element, known without an object: what a memory plan adds up.
@@ -10284,20 +12707,24 @@ struct adamw_rule {
 
 /// One AdamW update of the arrays that the caller holds. `master` may be empty. Throws size_error where the
 /// lengths differ, config_error (E-optim-004) where step is below 1.
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-void adamw_update(Ex& ex, std::span<T> weights, std::span<float> master, std::span<float> first_moment,
-                  std::span<float> second_moment, std::span<G const> gradients, adamw_options const& options,
-                  step_values const& values, std::span<layout::range const> decayed,
-                  site where = site::here()) {
+template <exec::space Ex, span_in<typename Ex::memory> Weights, span_in<typename Ex::memory> Gradients>
+  requires(storage_scalar<typename Weights::element_type>&& storage_scalar<typename Gradients::value_type>)
+void adamw_update(Ex& ex, Weights weights, memory_span<float, typename Ex::memory> master,
+                  memory_span<float, typename Ex::memory> first_moment,
+                  memory_span<float, typename Ex::memory> second_moment, Gradients gradients,
+                  adamw_options const& options, step_values const& values,
+                  std::span<layout::range const> decayed, site where = site::here()) {
   if (values.step < 1)
     throw config_error("E-optim-004", where, "the number of an update is ", values.step,
                        "; the first is 1, as its bias correction needs");
+  using shard =
+      flat_shard<typename Weights::value_type, typename Gradients::value_type, 2, typename Ex::memory>;
   flat_update(ex,
-              flat_shard<T, G, 2>{.weights = weights,
-                                  .master = master,
-                                  .gradients = gradients,
-                                  .state = {first_moment, second_moment},
-                                  .decayed = decayed},
+              shard{.weights = weights,
+                    .master = master,
+                    .gradients = gradients,
+                    .state = {first_moment, second_moment},
+                    .decayed = decayed},
               adamw_rule(options, values), static_cast<float>(values.learning_rate * options.weight_decay),
               where);
 }
@@ -10324,21 +12751,22 @@ public:
 
   /// Sets the master weights, from the weights as stored or from better known fp32 values. Without a master
   /// only the length is checked.
-  template <storage_scalar From>
-    requires(std::same_as<From, T> || std::same_as<From, float>)
-  void start_from(Ex& ex, std::span<From const> values, site where = site::here()) {
+  template <span_in<memory> Values>
+    requires(std::same_as<typename Values::value_type, T> || std::same_as<typename Values::value_type, float>)
+  void start_from(Ex& ex, Values values, site where = site::here()) {
     if constexpr (has_master) flat_copy(ex, master_.span(), values, where);
   }
 
-  template <storage_scalar G>
-  void step(Ex& ex, std::span<T> weights, std::span<G const> gradients, step_values const& values,
+  template <span_in<memory> Gradients>
+    requires storage_scalar<typename Gradients::value_type>
+  void step(Ex& ex, memory_span<T, memory> weights, Gradients gradients, step_values const& values,
             site where = site::here()) {
     adamw_update(ex, weights, master_.span(), first_moment_.span(), second_moment_.span(), gradients,
                  options_, values, std::span<layout::range const>(decayed_), where);
   }
 
-  std::vector<state_array> state() {
-    std::vector<state_array> arrays;
+  std::vector<state_array<memory>> state() {
+    std::vector<state_array<memory>> arrays;
     if constexpr (has_master) arrays.push_back({"master", master_.span()});
     arrays.push_back({"exp_avg", first_moment_.span()});
     arrays.push_back({"exp_avg_sq", second_moment_.span()});
@@ -10596,34 +13024,36 @@ public:
   sgd_options const& options() const noexcept { return options_; }
 
   /// Sets the master weights, from the weights as stored or from better known fp32 values.
-  template <storage_scalar From>
-    requires(std::same_as<From, T> || std::same_as<From, float>)
-  void start_from(Ex& ex, std::span<From const> values, site where = site::here()) {
+  template <span_in<memory> Values>
+    requires(std::same_as<typename Values::value_type, T> || std::same_as<typename Values::value_type, float>)
+  void start_from(Ex& ex, Values values, site where = site::here()) {
     if constexpr (has_master) flat_copy(ex, master_.span(), values, where);
   }
 
-  template <storage_scalar G>
-  void step(Ex& ex, std::span<T> weights, std::span<G const> gradients, step_values const& values,
+  template <span_in<memory> Gradients>
+    requires storage_scalar<typename Gradients::value_type>
+  void step(Ex& ex, memory_span<T, memory> weights, Gradients gradients, step_values const& values,
             site where = site::here()) {
+    using G = typename Gradients::value_type;
     auto const decay = static_cast<float>(options_.weight_decay);
     if (options_.momentum != 0)
       flat_update(ex,
-                  flat_shard<T, G, 1>{.weights = weights,
-                                      .master = master_.span(),
-                                      .gradients = gradients,
-                                      .state = {velocity_.span()},
-                                      .decayed = decayed_},
+                  flat_shard<T, G, 1, memory>{.weights = weights,
+                                              .master = master_.span(),
+                                              .gradients = gradients,
+                                              .state = {velocity_.span()},
+                                              .decayed = decayed_},
                   sgd_rule(options_, values), decay, where);
     else
       flat_update(
           ex,
-          flat_shard<T, G, 0>{
+          flat_shard<T, G, 0, memory>{
               .weights = weights, .master = master_.span(), .gradients = gradients, .decayed = decayed_},
           descent_rule(values), decay, where);
   }
 
-  std::vector<state_array> state() {
-    std::vector<state_array> arrays;
+  std::vector<state_array<memory>> state() {
+    std::vector<state_array<memory>> arrays;
     if constexpr (has_master) arrays.push_back({"master", master_.span()});
     if (options_.momentum != 0) arrays.push_back({"momentum_buffer", velocity_.span()});
     return arrays;
@@ -10665,14 +13095,13 @@ private:
 /// moving parameters needs no word in any layer. nn/model.hpp is the plainest runner:
 ///
 ///     stream<Ex, T> s{.tokens = tokens, .targets = targets};
-///     for (i = 0, 1, ...) units[i]->forward(ex, blocks[i], s, memory, pass);     // s.loss is there at the
-///     end for (i = last, ..., 0) units[i]->backward(ex, blocks[i], s, memory, pass); // gradients[i] is
-///     there
+///     for (i = 0, 1, ...) units[i]->forward(ex, blocks[i], s, memory, pass);         // then the loss is
+///     there for (i = last, ..., 0) units[i]->backward(ex, blocks[i], s, memory, pass);     // and
+///     gradients[i]
 #ifndef TESSERA_NN_UNIT_HPP
 #define TESSERA_NN_UNIT_HPP
 
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -10721,7 +13150,10 @@ struct stream {
   view<T, 2, memory> hidden = {};   ///< [tokens, width]; forward replaces it by the unit's output.
   view<T, 2, memory> gradient = {}; ///< [tokens, width]; backward turns the gradient of the unit's
                                     ///< output into that of its input, in place.
-  loss_sum loss = {};               ///< The head's forward adds to it.
+  /// {sum, count}: the head's forward adds to them where the space runs, and nobody waits. Empty: it waits,
+  /// and adds to `loss`.
+  view<double, 1, memory> totals = {};
+  loss_sum loss = {};
 
   // Lent by a decoder, which feeds a few tokens at a time; empty otherwise.
   index_t first_position = 0;         ///< Position of the first token of each sample.
@@ -10740,10 +13172,12 @@ public:
 
   /// The parameters that a call works on. All spans have the size of the block of the map they belong to.
   struct blocks {
-    std::span<T const> weights;
-    std::span<G> gradients;          ///< Empty outside training. The head writes its own in its forward.
-    std::span<T const> tied_weights; ///< The block of the unit named by `tied_to`, where there is one.
-    std::span<G> tied_gradients;     ///< A tied gradient is written before its owner's backward, which adds.
+    memory_span<T const, memory> weights;
+    memory_span<G, memory> gradients; ///< Empty outside training. The head writes its own in its forward.
+    memory_span<T const, memory>
+        tied_weights; ///< The block of the unit named by `tied_to`, where there is one.
+    memory_span<G, memory>
+        tied_gradients; ///< A tied gradient is written before its owner's backward, which adds.
   };
 
   virtual ~unit() = default;
@@ -10828,16 +13262,16 @@ public:
   }
   bool has_gradients() const noexcept { return gradients_.size() == weights_.size(); }
 
-  std::span<T> weights() noexcept { return weights_.span(); }
-  std::span<T const> weights() const noexcept { return weights_.span(); }
-  std::span<G> gradients() noexcept { return gradients_.span(); }
-  std::span<G const> gradients() const noexcept { return gradients_.span(); }
+  memory_span<T, memory> weights() noexcept { return weights_.span(); }
+  memory_span<T const, memory> weights() const noexcept { return weights_.span(); }
+  memory_span<G, memory> gradients() noexcept { return gradients_.span(); }
+  memory_span<G const, memory> gradients() const noexcept { return gradients_.span(); }
 
-  std::span<T> weights(std::size_t i) noexcept { return part(weights(), i); }
-  std::span<T const> weights(std::size_t i) const noexcept { return part(weights(), i); }
+  memory_span<T, memory> weights(std::size_t i) noexcept { return part(weights(), i); }
+  memory_span<T const, memory> weights(std::size_t i) const noexcept { return part(weights(), i); }
   /// Empty where the store holds no gradients.
-  std::span<G> gradients(std::size_t i) noexcept { return part(gradients(), i); }
-  std::span<G const> gradients(std::size_t i) const noexcept { return part(gradients(), i); }
+  memory_span<G, memory> gradients(std::size_t i) noexcept { return part(gradients(), i); }
+  memory_span<G const, memory> gradients(std::size_t i) const noexcept { return part(gradients(), i); }
 
   /// Everything that unit `i` works on.
   blocks lend(std::size_t i) noexcept {
@@ -10884,8 +13318,8 @@ private:
                        ", which is not among the units before it");
   }
 
-  template <class V>
-  std::span<V> part(std::span<V> all, std::size_t i) const noexcept {
+  template <span_in<memory> Block>
+  Block part(Block all, std::size_t i) const noexcept {
     auto const where = entries_[i].where;
     if (all.empty()) return {};
     return all.subspan(static_cast<std::size_t>(where.begin), static_cast<std::size_t>(where.size()));
@@ -11141,8 +13575,6 @@ private:
 #ifndef TESSERA_NN_DETAIL_PARAMETER_VIEWS_HPP
 #define TESSERA_NN_DETAIL_PARAMETER_VIEWS_HPP
 
-#include <span>
-
 namespace tessera::inline TESSERA_ABI::nn::detail {
 
 /// A matrix [rows, columns] or, with one row, a vector inside a block. A unit keeps these instead of looking
@@ -11152,12 +13584,12 @@ struct place {
   index_t rows = 0;
   index_t columns = 0;
 
-  template <memory_space Memory, class V>
-  view<V, 2, Memory> matrix(std::span<V> block) const noexcept {
+  template <memory_space Memory, span_in<Memory> Block>
+  view<typename Block::element_type, 2, Memory> matrix(Block block) const noexcept {
     return {rows == 0 ? nullptr : block.data() + offset, {rows, columns}};
   }
-  template <memory_space Memory, class V>
-  view<V, 1, Memory> vector(std::span<V> block) const noexcept {
+  template <memory_space Memory, span_in<Memory> Block>
+  view<typename Block::element_type, 1, Memory> vector(Block block) const noexcept {
     return {rows == 0 ? nullptr : block.data() + offset, {rows * columns}};
   }
 };
@@ -11368,9 +13800,11 @@ namespace tessera::inline TESSERA_ABI::nn {
 
 /// A feed-forward part. Semantics: `forward` fills `out` and the pieces that `backward` reads.
 template <class F, class Ex, class T, class G>
-concept feed_forward_layer = requires(F const& layer, Ex& ex, std::span<T const> weights,
-                                      std::span<G> gradients, view<T, 2, typename Ex::memory> x,
-                                      arena<typename Ex::memory>& memory, typename F::pieces const& kept) {
+concept feed_forward_layer = requires(F const& layer, Ex& ex,
+                                      memory_span<T const, typename Ex::memory> weights,
+                                      memory_span<G, typename Ex::memory> gradients,
+                                      view<T, 2, typename Ex::memory> x, arena<typename Ex::memory>& memory,
+                                      typename F::pieces const& kept) {
   { layer.take(memory, index_t{}) } -> std::same_as<typename F::pieces>;
   { layer.scratch_bytes(index_t{}) } -> std::same_as<index_t>;
   layer.forward(ex, weights, x, x, kept);
@@ -11412,14 +13846,16 @@ public:
     return arena<memory>::template bytes_for<T>(tokens * up_.rows);
   }
 
-  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, pieces const& kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+               pieces const& kept) const {
     ops::linear(ex, kept.activated, in, up_.matrix<memory>(weights), up_bias_.vector<memory>(weights),
                 {.activation = ops::activation::gelu_tanh, .pre_activation = kept.before});
     ops::linear(ex, out, kept.activated, down_.matrix<memory>(weights), down_bias_.vector<memory>(weights));
   }
 
-  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
-                matrix_in in, pieces const& kept, arena<memory>& activations, bool accumulate) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
+                matrix_in d_out, matrix_in in, pieces const& kept, arena<memory>& activations,
+                bool accumulate) const {
     using linear_gradients = ops::linear_gradients<T, G, memory>;
     arena_scope const scope(activations);
     auto const d_inner = activations.template take<T, 2>({in.extent(0), up_.rows});
@@ -11475,14 +13911,16 @@ public:
     return detail::planned_bytes<memory>([&](auto& plan) { take(plan, tokens); });
   }
 
-  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, pieces const& kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+               pieces const& kept) const {
     ops::linear(ex, kept.gate_up, in, gate_up_.matrix<memory>(weights), {});
     ops::swiglu(ex, kept.activated, kept.gate_up);
     ops::linear(ex, out, kept.activated, down_.matrix<memory>(weights), {});
   }
 
-  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
-                matrix_in in, pieces const& kept, arena<memory>& activations, bool accumulate) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
+                matrix_in d_out, matrix_in in, pieces const& kept, arena<memory>& activations,
+                bool accumulate) const {
     using linear_gradients = ops::linear_gradients<T, G, memory>;
     arena_scope const scope(activations);
     auto const d = take(activations, in.extent(0)); // the gradients of the pieces, of the same sizes
@@ -11529,7 +13967,8 @@ struct backward_options {
 /// A norm over rows of one width. Semantics: `forward_sum` leaves a + b in `sum` and its norm in `out`;
 /// `backward` needs what the forward read as `in` (the sum) and its statistics.
 template <class N, class Ex, class T, class G>
-concept norm_layer = requires(N const& norm, Ex& ex, std::span<T const> weights, std::span<G> gradients,
+concept norm_layer = requires(N const& norm, Ex& ex, memory_span<T const, typename Ex::memory> weights,
+                              memory_span<G, typename Ex::memory> gradients,
                               view<T, 2, typename Ex::memory> x, arena<typename Ex::memory>& memory,
                               typename N::statistics statistics) {
   { norm.take(memory, index_t{}) } -> std::same_as<typename N::statistics>;
@@ -11562,19 +14001,20 @@ public:
     return {source.template take<float, 1>({rows}), source.template take<float, 1>({rows})};
   }
 
-  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, statistics kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+               statistics kept) const {
     ops::layer_norm(ex, out, kept.mean, kept.reciprocal_deviation, in, gain_.vector<memory>(weights),
                     bias_.vector<memory>(weights), options_);
   }
 
-  void forward_sum(Ex& ex, std::span<T const> weights, matrix out, matrix sum, matrix_in a, matrix_in b,
-                   statistics kept) const {
+  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix sum, matrix_in a,
+                   matrix_in b, statistics kept) const {
     ops::residual_layer_norm(ex, out, sum, kept.mean, kept.reciprocal_deviation, a, b,
                              gain_.vector<memory>(weights), bias_.vector<memory>(weights), options_);
   }
 
-  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
-                matrix_in in, statistics kept, backward_options options) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
+                matrix_in d_out, matrix_in in, statistics kept, backward_options options) const {
     ops::layer_norm_backward(
         ex, d_in, gain_.vector<memory>(gradients), bias_.vector<memory>(gradients), d_out, in, kept.mean,
         kept.reciprocal_deviation, gain_.vector<memory>(weights),
@@ -11609,18 +14049,19 @@ public:
     return {source.template take<float, 1>({rows})};
   }
 
-  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, statistics kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+               statistics kept) const {
     ops::rms_norm(ex, out, kept.reciprocal_deviation, in, gain_.vector<memory>(weights), options_);
   }
 
-  void forward_sum(Ex& ex, std::span<T const> weights, matrix out, matrix sum, matrix_in a, matrix_in b,
-                   statistics kept) const {
+  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix sum, matrix_in a,
+                   matrix_in b, statistics kept) const {
     ops::residual_rms_norm(ex, out, sum, kept.reciprocal_deviation, a, b, gain_.vector<memory>(weights),
                            options_);
   }
 
-  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
-                matrix_in in, statistics kept, backward_options options) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
+                matrix_in d_out, matrix_in in, statistics kept, backward_options options) const {
     ops::rms_norm_backward(ex, d_in, gain_.vector<memory>(gradients), d_out, in, kept.reciprocal_deviation,
                            gain_.vector<memory>(weights),
                            {.accumulate = options.accumulate, .accumulate_input = options.accumulate_input});
@@ -11675,7 +14116,7 @@ public:
   }
   index_t scratch_bytes(batch_shape shape) const override {
     return arena<memory>::template bytes_for<T>(shape.tokens() * config_.width) +
-           ops::linear_cross_entropy_scratch_bytes<T>(shape.tokens(), config_.vocabulary_size);
+           ops::linear_cross_entropy_scratch_bytes<T, memory>(shape.tokens(), config_.vocabulary_size);
   }
 
   void forward(Ex& ex, blocks const& lent, stream<Ex, T>& s, arena<memory>& activations,
@@ -11722,7 +14163,7 @@ private:
   loss_sum loss_of(Ex& ex, blocks const& lent, matrix normed, view<T const, 2, memory> vocabulary,
                    matrix d_normed, stream<Ex, T> const& s, arena<memory>& activations, pass const& p) const {
     ops::linear_cross_entropy_gradients<T, G, memory> gradients;
-    ops::linear_cross_entropy_options options;
+    ops::linear_cross_entropy_options<memory> options;
     if (p.training) {
       gradients = {d_normed, vocabulary_.matrix<memory>(tied() ? lent.tied_gradients : lent.gradients)};
       options = {.label_smoothing = config_.label_smoothing,
@@ -11730,6 +14171,7 @@ private:
                  .gradient_scale = p.gradient_scale,
                  .accumulate = p.accumulate};
     }
+    options.totals = s.totals;
     auto const loss = ops::linear_cross_entropy(ex, gradients, normed, vocabulary, detail::flat(s.targets),
                                                 options, activations);
     return {loss.sum, loss.count};
@@ -11764,29 +14206,28 @@ namespace tessera::inline TESSERA_ABI::nn {
 
 /// Fills `out`, which holds the elements `part` of a unit's block; gaps between parameters become zero.
 /// Throws size_error where `out` has not the size of `part`.
-template <exec::host_space Ex, storage_scalar T>
-void initialise(Ex& ex, layout::parameter_map const& map, layout::range part, std::span<T> out,
-                std::uint64_t seed, site where = site::here()) {
+template <exec::space Ex, span_in<typename Ex::memory> Out>
+void initialise(Ex& ex, layout::parameter_map const& map, layout::range part, Out out, std::uint64_t seed,
+                site where = site::here()) {
   if (static_cast<index_t>(out.size()) != part.size())
     throw size_error("E-nn-016", where, "initialise: ", out.size(), " elements for a stretch of ",
                      part.size());
-  for (auto& value : out) value = T(0.0f);
+  using stretch = view<typename Out::element_type, 1, typename Ex::memory>;
+  ops::fill(ex, stretch(out.data(), {part.size()}), 0);
   for (auto const& piece : layout::segments_of(map, part)) {
-    auto const random = philox(seed, layout::stream_of(piece.whole->name));
     auto const start = piece.whole->start;
-    auto* const to = out.data() + (piece.in_block.begin - part.begin);
-    ex.parallel_for(piece.in_block.size(), 1024, [&](index_t begin, index_t end) {
-      for (auto i = begin; i < end; ++i)
-        to[i] = T(start.deviation == 0
-                      ? start.mean
-                      : start.mean + start.deviation *
-                                         random.normal(static_cast<std::uint64_t>(piece.first_element + i)));
-    });
+    ops::random_normal(ex, stretch(out.data() + (piece.in_block.begin - part.begin), {piece.in_block.size()}),
+                       {.mean = start.mean,
+                        .deviation = start.deviation,
+                        .seed = seed,
+                        .stream = layout::stream_of(piece.whole->name),
+                        .first = piece.first_element},
+                       where);
   }
 }
 
 /// Fills all weights of a store.
-template <exec::host_space Ex, storage_scalar T, storage_scalar G>
+template <exec::space Ex, storage_scalar T, storage_scalar G>
 void initialise(Ex& ex, parameter_store<Ex, T, G>& store, std::uint64_t seed) {
   for (std::size_t i = 0; i < store.units(); ++i)
     initialise(ex, store.parameters(i), {0, store.unit_range(i).size()}, store.weights(i), seed);
@@ -11886,7 +14327,7 @@ public:
 
   /// out = the projected attention of in[tokens, width]. With a cache in `s`, keys and values are appended to
   /// it and attention sees all that it holds.
-  void forward(Ex& ex, std::span<T const> weights, matrix out, matrix_in in, pieces const& kept,
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in, pieces const& kept,
                stream<Ex, T> const& s) const {
     auto const shape = s.shape();
     ops::linear(ex, kept.packed, in, in_.matrix<memory>(weights), in_bias_.vector<memory>(weights));
@@ -11905,9 +14346,9 @@ public:
   }
 
   /// d_in = the gradient of `in`, given that of the output.
-  void backward(Ex& ex, std::span<T const> weights, std::span<G> gradients, matrix d_in, matrix_in d_out,
-                matrix_in in, pieces const& kept, batch_shape shape, arena<memory>& activations,
-                bool accumulate) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
+                matrix_in d_out, matrix_in in, pieces const& kept, batch_shape shape,
+                arena<memory>& activations, bool accumulate) const {
     arena_scope const scope(activations);
     auto const [d_mixed, d_packed] = take_scratch(activations, shape.tokens());
     ops::linear_backward(ex, gradients_of(gradients, d_mixed, out_, out_bias_), d_out, kept.mixed,
@@ -11971,7 +14412,7 @@ private:
             {cache.stride(0), cache.stride(1), head_width_, 1}};
   }
 
-  static ops::linear_gradients<T, G, memory> gradients_of(std::span<G> gradients, matrix d_in,
+  static ops::linear_gradients<T, G, memory> gradients_of(memory_span<G, memory> gradients, matrix d_in,
                                                           detail::place weight, detail::place bias) {
     return {d_in, weight.matrix<memory>(gradients), bias.vector<memory>(gradients)};
   }
@@ -12202,7 +14643,7 @@ public:
                  site where = site::here())
       : config_(config), training_(options.training), units_(make_transformer<Ex, T, G>(config, where)),
         store_(units_, {.meter = options.meter, .gradients = options.training}, where),
-        starts_(units_.size()) {
+        starts_(units_.size()), totals_({2}, {options.meter, memory_kind::other}, where) {
     check_shape(largest, where);
     activations_ =
         arena<memory>(planned_bytes(largest, training_), {options.meter, memory_kind::activations}, where);
@@ -12234,6 +14675,24 @@ public:
   template <std::invocable<std::size_t> Ready>
   loss_sum forward_backward(Ex& ex, token_view tokens, token_view targets, pass p, Ready&& ready,
                             site where = site::here()) {
+    clear_loss(ex);
+    start_forward_backward(ex, tokens, targets, p, ready, where);
+    return read_loss(ex);
+  }
+  loss_sum forward_backward(Ex& ex, token_view tokens, token_view targets, pass p = {},
+                            site where = site::here()) {
+    return forward_backward(
+        ex, tokens, targets, p, [](std::size_t) {}, where);
+  }
+
+  /// The same in three steps, where the space works on while the host goes on, or where the second one is
+  /// captured in a graph: `start_forward_backward` adds to the loss without waiting for it.
+  void clear_loss(Ex& ex) {
+    zero(ex, totals_.span()); // of exec/copy.hpp, or of the space's own header
+  }
+  template <std::invocable<std::size_t> Ready>
+  void start_forward_backward(Ex& ex, token_view tokens, token_view targets, pass p, Ready&& ready,
+                              site where = site::here()) {
     if (!training_)
       throw config_error("E-nn-017", where, "forward_backward of a model made with .training = false");
     p.training = true;
@@ -12249,21 +14708,22 @@ public:
       activations_.release(starts_[i]);
       ready(i);
     }
-    return s.loss;
   }
-  loss_sum forward_backward(Ex& ex, token_view tokens, token_view targets, pass p = {},
-                            site where = site::here()) {
-    return forward_backward(
-        ex, tokens, targets, p, [](std::size_t) {}, where);
+  /// Waits for it. Throws what the space found out only now, such as a token outside the vocabulary.
+  loss_sum read_loss(Ex& ex) {
+    double totals[2];
+    copy(ex, std::span<double>(totals), totals_.span());
+    return {totals[0], totals[1]};
   }
 
   /// The summed loss of one micro-batch in nats, without dropout, smoothing or z-loss.
   loss_sum evaluate(Ex& ex, token_view tokens, token_view targets, site where = site::here()) {
     arena_scope const scope(activations_);
+    clear_loss(ex);
     auto s = begin(tokens, targets, false, where);
     for (std::size_t i = 0; i < units_.size(); ++i)
       units_[i]->forward(ex, store_.lend(i), s, activations_, {.training = false});
-    return s.loss;
+    return read_loss(ex);
   }
 
 private:
@@ -12274,8 +14734,8 @@ private:
                        config_.sequence_length, " tokens (transformer_config::sequence_length)");
   }
 
-  stream<Ex, T> begin(token_view tokens, token_view targets, bool training, site where) const {
-    stream<Ex, T> s{.tokens = tokens, .targets = targets};
+  stream<Ex, T> begin(token_view tokens, token_view targets, bool training, site where) {
+    stream<Ex, T> s{.tokens = tokens, .targets = targets, .totals = totals_.view()};
     check_shape(s.shape(), where);
     if (targets.extents() != tokens.extents())
       throw size_error("E-nn-019", where, "tokens are ", text_of(tokens.extents()), ", targets ",
@@ -12293,6 +14753,7 @@ private:
   parameter_store<Ex, T, G> store_;
   arena<memory> activations_;
   std::vector<typename arena<memory>::position> starts_;
+  tensor<double, 1, memory> totals_; ///< {sum, count} of the loss.
 };
 
 } // namespace tessera::inline TESSERA_ABI::nn
@@ -12371,16 +14832,16 @@ inline std::vector<bucket> buckets_of(std::span<layout::range const> units, inde
 
 namespace tessera::inline TESSERA_ABI::parallel {
 
-template <storage_scalar T, storage_scalar G>
+template <storage_scalar T, storage_scalar G, memory_space Memory = host_memory>
 struct flat_model {
-  std::span<T> weights;
-  std::span<G> gradients;
+  memory_span<T, Memory> weights;
+  memory_span<G, Memory> gradients;
   std::vector<layout::range> units; ///< Unit by unit, without gaps, from 0 to the end of `weights`.
   /// What weight decay acts on in each unit's block, counted from the block's beginning.
   std::vector<std::vector<layout::range>> decayed;
 
-  std::span<T> weights_of(layout::range part) const { return part_of(weights, part); }
-  std::span<G> gradients_of(layout::range part) const { return part_of(gradients, part); }
+  memory_span<T, Memory> weights_of(layout::range part) const { return part_of(weights, part); }
+  memory_span<G, Memory> gradients_of(layout::range part) const { return part_of(gradients, part); }
 
   /// Throws size_error (E-parallel-001) where the pieces do not fit together.
   void validate(site where = site::here()) const {
@@ -12399,16 +14860,17 @@ struct flat_model {
   }
 
 private:
-  template <class E>
-  static std::span<E> part_of(std::span<E> all, layout::range part) {
+  template <span_in<Memory> Span>
+  static Span part_of(Span all, layout::range part) {
     return all.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
   }
 };
 
 /// The flat model of a parameter store that holds gradients.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
-flat_model<T, G> flat_model_of(nn::parameter_store<Ex, T, G>& store, optim::decay_rule rule = {}) {
-  flat_model<T, G> flat{store.weights(), store.gradients(), {}, {}};
+flat_model<T, G, typename Ex::memory> flat_model_of(nn::parameter_store<Ex, T, G>& store,
+                                                    optim::decay_rule rule = {}) {
+  flat_model<T, G, typename Ex::memory> flat{store.weights(), store.gradients(), {}, {}};
   for (std::size_t u = 0; u < store.units(); ++u) {
     flat.units.push_back(store.unit_range(u));
     flat.decayed.push_back(optim::decayed_ranges(store.parameters(u), rule));
@@ -12436,22 +14898,22 @@ namespace tessera::inline TESSERA_ABI::parallel {
 
 /// The sum of squares, in double, of the elements that `who` counts. `units` are the blocks of the flat
 /// buffer `gradients`; what this rank owns of it must have been reduced over the ranks.
-template <exec::space Ex, storage_scalar G>
-double counted_squares(Ex& ex, std::span<G const> gradients, std::span<layout::range const> units,
+template <exec::space Ex, span_in<typename Ex::memory> Gradients>
+double counted_squares(Ex& ex, Gradients gradients, std::span<layout::range const> units,
                        layout::ownership who) {
+  using stretch = view<typename Gradients::element_type, 1, typename Ex::memory>;
   double sum = 0;
   for (auto const& unit : units) {
     auto const mine = who.of(unit.size());
-    sum += ops::sum_of_squares(
-        ex, view<G const, 1, typename Ex::memory>(gradients.data() + unit.begin + mine.begin, {mine.size()}));
+    sum += ops::sum_of_squares(ex, stretch(gradients.data() + unit.begin + mine.begin, {mine.size()}));
   }
   return sum;
 }
 
 /// The norm over all ranks. Called by every rank. Cost: one pass over 1 / ranks of the gradients, one message
 /// of 8 bytes.
-template <comm::communicator Comm, exec::space Ex, storage_scalar G>
-double global_norm(Comm& comm, Ex& ex, std::span<G const> gradients, std::span<layout::range const> units) {
+template <comm::communicator Comm, exec::space Ex, span_in<typename Ex::memory> Gradients>
+double global_norm(Comm& comm, Ex& ex, Gradients gradients, std::span<layout::range const> units) {
   auto const mine = counted_squares(ex, gradients, units, {comm.rank(), comm.size()});
   return std::sqrt(comm.all_reduce(mine, comm::reduce_options{}));
 }
@@ -12596,18 +15058,25 @@ struct update_result {
   bool applied = false;
 };
 
+/// The communicator's messages stand in the memory that the space works in: comm::nccl goes with exec::cuda,
+/// the others with exec::host.
+template <class Comm, class Ex>
+concept communicates_for = comm::communicator<Comm> && exec::space<Ex> &&
+    std::same_as<typename Comm::bulk_memory, typename Ex::memory>;
+
 template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G,
           class Optimizer = optim::adamw<Ex, T>>
-  requires optim::optimizer<Optimizer, Ex, T, G>
+  requires communicates_for<Comm, Ex> && optim::optimizer<Optimizer, Ex, T, G>
 class data_parallel {
 public:
+  using memory = typename Ex::memory;
   using optimizer_options = typename Optimizer::options_type;
 
   /// Weights must be the same on all ranks. Throws size_error (E-parallel-001) for a model that does not fit
   /// together, config_error (E-parallel-002) for a stage or bounds that do not exist.
-  data_parallel(Comm& comm, Ex& ex, flat_model<T, G> model, optimizer_options const& settings,
+  data_parallel(Comm& comm, Ex& ex, flat_model<T, G, memory> model, optimizer_options const& settings,
                 data_parallel_options options = {}, site where = site::here())
-      : comm_(comm), model_(static_cast<flat_model<T, G>&&>(model)),
+      : comm_(comm), model_(static_cast<flat_model<T, G, memory>&&>(model)),
         options_(options), who_{comm.rank(), comm.size()} {
     model_.validate(where);
     if (options.zero < 0 || options.zero > 1 || options.bucket_bytes < 1 || options.in_flight < 1)
@@ -12662,20 +15131,20 @@ public:
   /// Lets the fp32 masters start anew from the weights as they are: after these were set from outside.
   void start_from_weights(Ex& ex) {
     for (std::size_t u = 0; u < units(); ++u)
-      optimizers_[u].start_from(ex, std::span<T const>(model_.weights_of(owned_elements(u))));
+      optimizers_[u].start_from(ex, memory_span<T const, memory>(model_.weights_of(owned_elements(u))));
   }
 
   /// Lets the fp32 masters start from values known in fp32: `fill(unit, range of its block, out)` writes
   /// them.
-  template <std::invocable<std::size_t, layout::range, std::span<float>> Fill>
+  template <std::invocable<std::size_t, layout::range, memory_span<float, typename Ex::memory>> Fill>
   void start_from(Ex& ex, Fill&& fill) {
     index_t largest = 0;
     for (std::size_t u = 0; u < units(); ++u) largest = (std::max)(largest, owned(u).size());
-    tensor<float, 1, typename Ex::memory> values({largest}, {options_.meter, memory_kind::other});
+    tensor<float, 1, memory> values({largest}, {options_.meter, memory_kind::other});
     for (std::size_t u = 0; u < units(); ++u) {
       auto const part = values.span().first(static_cast<std::size_t>(owned(u).size()));
       fill(u, owned(u), part);
-      optimizers_[u].start_from(ex, std::span<float const>(part));
+      optimizers_[u].start_from(ex, memory_span<float const, memory>(part));
     }
   }
 
@@ -12694,8 +15163,9 @@ public:
   }
 
   /// Called instead by a rank without a micro-batch in this step: its gradients are zeros.
-  void nothing_to_add(site where = site::here()) {
-    memory_traits<typename Ex::memory>::zero(model_.gradients.data(), model_.gradients.size_bytes());
+  void nothing_to_add(Ex& ex, site where = site::here()) {
+    auto const all = static_cast<index_t>(model_.gradients.size());
+    ops::fill(ex, view<G, 1, memory>(model_.gradients.data(), {all}), 0);
     for (auto u = units(); u-- > 0;) gradients_ready(u, where);
   }
 
@@ -12713,7 +15183,7 @@ public:
     std::fill(ready_.begin(), ready_.end(), false);
 
     double sums[] = {loss.sum, loss.count,
-                     counted_squares(ex, std::span<G const>(model_.gradients), model_.units, who_)};
+                     counted_squares(ex, memory_span<G const, memory>(model_.gradients), model_.units, who_)};
     comm_.all_reduce(std::span<double>(sums), comm::reduce_options{});
     update_result result{.loss = {sums[0], sums[1]}};
     auto const divisor = sums[1] * how.loss_scale;
@@ -12727,7 +15197,8 @@ public:
                                         clip_factor(result.gradient_norm, how.clip_norm) / divisor};
     for (std::size_t u = 0; u < units(); ++u) {
       auto const part = owned_elements(u);
-      optimizers_[u].step(ex, model_.weights_of(part), std::span<G const>(model_.gradients_of(part)), values);
+      optimizers_[u].step(ex, model_.weights_of(part),
+                          memory_span<G const, memory>(model_.gradients_of(part)), values);
       if (options_.zero == 1) gather(u);
     }
     wait_for_all();
@@ -12763,16 +15234,16 @@ private:
     for (auto u = b.end_unit; u-- > b.first_unit;) {
       make_room();
       under_way_.push_back(comm_.start_reduce_scatter_v(
-          model_.gradients_of(owned_elements(u)), std::span<G const>(model_.gradients_of(model_.units[u])),
-          counts_of(u), how));
+          model_.gradients_of(owned_elements(u)),
+          memory_span<G const, memory>(model_.gradients_of(model_.units[u])), counts_of(u), how));
     }
   }
 
   void gather(std::size_t u) {
     make_room();
-    under_way_.push_back(comm_.start_all_gather_v(model_.weights_of(model_.units[u]),
-                                                  std::span<T const>(model_.weights_of(owned_elements(u))),
-                                                  counts_of(u)));
+    under_way_.push_back(comm_.start_all_gather_v(
+        model_.weights_of(model_.units[u]),
+        memory_span<T const, memory>(model_.weights_of(owned_elements(u))), counts_of(u)));
   }
 
   std::span<index_t const> counts_of(std::size_t u) {
@@ -12793,7 +15264,7 @@ private:
   }
 
   Comm& comm_;
-  flat_model<T, G> model_;
+  flat_model<T, G, memory> model_;
   data_parallel_options options_;
   layout::ownership who_;
   std::vector<bucket> buckets_;
@@ -12911,6 +15382,7 @@ struct settings {
   double clip = 1;
   index_t seed = 1337;
 
+  std::string device = "host";
   index_t ranks = 1;
   index_t threads = 0;
   index_t zero_stage = 1;
@@ -13031,11 +15503,16 @@ inline constexpr field fields[] = {
      "Gradients with a larger global norm are scaled down to it. 0: never."},
     {"Training", "seed", &settings::seed, "Of the weights, the order of the data and the dropout."},
 
+    {"Layout", "device", &settings::device,
+     "Where a rank computes: 'host' is the processor; 'cuda' is an NVIDIA GPU for each rank, in programs "
+     "built with TESSERA_WITH_CUDA.",
+     binding::refused, 0, 0, "host|cuda"},
     {"Layout", "ranks", &settings::ranks,
      "Ranks as threads of one process. Under mpiexec the ranks are its processes, and this stays 1.",
      binding::free, 1, 4096},
     {"Layout", "threads", &settings::threads,
-     "Threads of each rank. 0: the machine's cores shared among the ranks.", binding::free, 0, 4096},
+     "Threads of each rank on the host. 0: the machine's cores shared among the ranks.", binding::free, 0,
+     4096},
     {"Layout", "zero_stage", &settings::zero_stage,
      "1 shares the optimizer's state among the ranks (ZeRO-1); 0 gives each rank all of it.",
      binding::refused, 0, 1},
@@ -13175,6 +15652,9 @@ inline void check(settings const& s, site where = site::here()) {
   if (s.tokenizer == "tokens" && s.vocabulary == 0)
     throw config_error("E-train-007", where,
                        "a token file does not say how many tokens there are; set vocabulary");
+  if (s.threads != 0 && s.device != "host")
+    throw config_error("E-train-007", where, "threads is ", s.threads, ", and device ", s.device,
+                       " computes in none of them; leave it at 0 or choose device host");
   if (s.warm_up_steps > s.steps)
     throw config_error("E-train-008", where, "warm_up_steps ", s.warm_up_steps, " is more than steps ",
                        s.steps, "; the learning rate would never reach its height");
@@ -13576,11 +16056,24 @@ inline std::vector<io::tensor_entry> entries_of(std::vector<state_tensor> const&
   return entries;
 }
 
+/// The elements of a span, for the host to read.
+template <exec::space Ex, span_in<typename Ex::memory> Span>
+std::vector<typename Span::value_type> on_host(Ex& ex, Span values, site where) {
+  std::vector<typename Span::value_type> copied(values.size());
+  copy(ex, std::span(copied), values, where);
+  return copied;
+}
+
+template <class Span>
+Span part_of(Span all, layout::range part) {
+  return all.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
+}
+
 /// Brings one unit's state from the ranks that keep it to rank 0. Called by every rank.
-template <comm::communicator Comm, class Replicas>
+template <comm::communicator Comm, exec::space Ex, class Replicas>
 class unit_gatherer {
 public:
-  unit_gatherer(Comm& comm, Replicas& replicas) : comm_(comm), replicas_(replicas) {}
+  unit_gatherer(Comm& comm, Ex& ex, Replicas& replicas) : comm_(comm), ex_(ex), replicas_(replicas) {}
 
   /// Array `a` of unit `u`, whole; on rank 0 alone.
   std::span<float const> whole(std::size_t u, index_t block_size, std::size_t a) {
@@ -13595,33 +16088,38 @@ private:
     layout::ownership const who{comm_.rank(), comm_.size()};
     std::vector<index_t> counts;
     for (int r = 0; r < who.ranks; ++r) counts.push_back(who.of(block_size, r).size());
+    using memory = typename Ex::memory;
+    auto const is_root = comm_.rank() == 0;
     for (auto const& array : replicas_.optimizer(u).state()) {
-      std::vector<float> all(comm_.rank() == 0 ? static_cast<std::size_t>(block_size) : 0);
-      if (replicas_.options().zero == 0)
-        std::copy_n(array.values.begin(), all.size(), all.begin());
-      else
-        comm_.gather_v(std::span<float>(all), std::span<float const>(array.values), counts, 0);
-      if (comm_.rank() == 0) gathered_.push_back(std::move(all));
+      if (replicas_.options().zero == 0) {
+        if (is_root) gathered_.push_back(on_host(ex_, array.values, site::here()));
+        continue;
+      }
+      tensor<float, 1, memory> all({is_root ? block_size : 0});
+      comm_.gather_v(all.span(), memory_span<float const, memory>(array.values), counts, 0);
+      if (is_root) gathered_.push_back(on_host(ex_, all.span(), site::here()));
     }
   }
 
   Comm& comm_;
+  Ex& ex_;
   Replicas& replicas_;
   std::size_t unit_ = static_cast<std::size_t>(-1);
   std::vector<std::vector<float>> gathered_;
 };
 
 template <exec::space Ex, storage_scalar T, storage_scalar G>
-void write_weights(io::commit_writer& commit, nn::parameter_store<Ex, T, G> const& store, site where) {
-  std::map<std::string, std::span<T const>> values;
-  store.for_each([&](layout::parameter const& p, layout::range r) {
-    values[p.name] =
-        store.weights().subspan(static_cast<std::size_t>(r.begin), static_cast<std::size_t>(r.size()));
-  });
+void write_weights(io::commit_writer& commit, Ex& ex, nn::parameter_store<Ex, T, G> const& store,
+                   site where) {
+  std::map<std::string, layout::range> places;
+  store.for_each([&](layout::parameter const& p, layout::range r) { places[p.name] = r; });
   io::safetensors_writer file(commit.path("model.safetensors"), weight_entries<T>(store), {{"format", "pt"}},
                               where);
   auto const order = file.entries();
-  for (auto const& entry : order) file.write(entry.name, std::as_bytes(values.at(entry.name)), where);
+  for (auto const& entry : order) {
+    auto const values = on_host(ex, part_of(store.weights(), places.at(entry.name)), where);
+    file.write(entry.name, std::as_bytes(std::span(values)), where);
+  }
   commit.add("model.safetensors", file.commit(where));
 }
 
@@ -13649,14 +16147,14 @@ std::string save_checkpoint(Comm& comm, Ex& ex, std::string const& folder, run_s
           throw numeric_error("E-train-061", where, "a weight is not finite after step ", state.step,
                               "; no checkpoint is made of it");
         commit.emplace(folder, state.step, where);
-        detail::write_weights(*commit, store, where);
+        detail::write_weights(*commit, ex, store, where);
         file.emplace(commit->path("optimizer.safetensors"), detail::entries_of(tensors),
                      std::map<std::string, std::string>{{"format", "pt"}}, where);
       },
       where);
 
   // Every rank takes part in every gather, also after rank 0 could not write: nobody may be left waiting.
-  detail::unit_gatherer<Comm, Replicas> gatherer(comm, replicas);
+  detail::unit_gatherer<Comm, Ex, Replicas> gatherer(comm, ex, replicas);
   std::exception_ptr failure;
   for (auto const& t : tensors) {
     auto const whole = gatherer.whole(t.unit, store.unit_range(t.unit).size(), t.array);
@@ -13736,15 +16234,15 @@ run_state read_state(Comm& comm, std::string const& checkpoint, site where = sit
 /// Reads the weights of a model, all ranks of them all. Throws io_error that lists the missing, unexpected
 /// and misshapen tensors as exact sets.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
-void load_weights(std::string const& checkpoint, nn::parameter_store<Ex, T, G>& store,
+void load_weights(Ex& ex, std::string const& checkpoint, nn::parameter_store<Ex, T, G>& store,
                   site where = site::here()) {
   io::safetensors_file const file(checkpoint + "/model.safetensors", where);
   detail::require_equal_sets(detail::compare_tensors(detail::weight_entries<T>(store), file.entries()),
                              file.path(), where);
   store.for_each([&](layout::parameter const& p, layout::range r) {
-    file.read(p.name,
-              store.weights().subspan(static_cast<std::size_t>(r.begin), static_cast<std::size_t>(r.size())),
-              where);
+    std::vector<T> values(static_cast<std::size_t>(p.size));
+    file.read(p.name, std::span(values), where);
+    copy(ex, detail::part_of(store.weights(), r), std::span<T const>(values), where);
   });
 }
 
@@ -13756,7 +16254,7 @@ void load_checkpoint(Comm& comm, Ex& ex, std::string const& checkpoint, nn::para
   together(
       comm,
       [&] {
-        load_weights(checkpoint, store, where);
+        load_weights(ex, checkpoint, store, where);
         replicas.start_from_weights(ex);
         io::safetensors_file const file(checkpoint + "/optimizer.safetensors", where);
         auto const tensors = detail::state_tensors(store, replicas);
@@ -13766,11 +16264,12 @@ void load_checkpoint(Comm& comm, Ex& ex, std::string const& checkpoint, nn::para
           auto const kept = replicas.owned(t.unit);
           auto const shared = layout::intersection(t.whole->where(), kept);
           if (shared.empty()) continue;
-          auto const values = replicas.optimizer(t.unit).state()[t.array].values;
-          file.read_part(t.name, shared.begin - t.whole->offset,
-                         values.subspan(static_cast<std::size_t>(shared.begin - kept.begin),
-                                        static_cast<std::size_t>(shared.size())),
-                         where);
+          std::vector<float> values(static_cast<std::size_t>(shared.size()));
+          file.read_part(t.name, shared.begin - t.whole->offset, std::span(values), where);
+          copy(ex,
+               detail::part_of(replicas.optimizer(t.unit).state()[t.array].values,
+                               {shared.begin - kept.begin, shared.end - kept.begin}),
+               std::span<float const>(values), where);
         }
       },
       where);
@@ -14145,16 +16644,20 @@ namespace tessera::inline TESSERA_ABI::train {
 
 /// The `count` tokens that follow `prompt`; `seen` is called with each as soon as it is chosen. Only the end
 /// of a prompt that is longer than the context is used. Throws size_error for an empty prompt.
-template <exec::host_space Ex, storage_scalar T, storage_scalar G, std::invocable<std::int32_t> Seen>
+template <exec::space Ex, storage_scalar T, storage_scalar G, std::invocable<std::int32_t> Seen>
 std::vector<std::int32_t>
 generate(Ex& ex, nn::decoder<Ex, T, G>& decoder, std::vector<std::int32_t> const& prompt, index_t count,
          sampling const& how, philox const& random, Seen&& seen, site where = site::here()) {
   if (prompt.empty())
     throw size_error("E-train-033", where, "there is no prompt to continue; give one token or more");
   auto text = prompt;
-  auto const feed_last = [&](index_t tokens) {
-    auto const from = text.data() + text.size() - static_cast<std::size_t>(tokens);
-    return decoder.feed(ex, view<std::int32_t const, 2, typename Ex::memory>(from, {1, tokens}), where);
+  exec::staged<std::int32_t, 2, Ex> tokens(ex, {1, decoder.capacity()}, {}, where);
+  std::vector<float> logits;
+  auto const feed_last = [&](index_t count) {
+    std::copy(text.end() - static_cast<std::ptrdiff_t>(count), text.end(), tokens.host().data());
+    auto const found = decoder.feed(ex, tokens.upload(ex).slice(1, 0, count), where)[0].span();
+    logits.resize(found.size());
+    copy(ex, std::span<float>(logits), found, where);
   };
   decoder.reset();
   auto waiting = (std::min)(static_cast<index_t>(text.size()), decoder.capacity()); // not yet fed
@@ -14163,9 +16666,9 @@ generate(Ex& ex, nn::decoder<Ex, T, G>& decoder, std::vector<std::int32_t> const
       decoder.reset();
       waiting = (decoder.capacity() + 1) / 2;
     }
-    auto const logits = feed_last(waiting);
+    feed_last(waiting);
     waiting = 1;
-    text.push_back(sample_token(logits[0].span(), how, random, static_cast<std::uint64_t>(n), where));
+    text.push_back(sample_token(logits, how, random, static_cast<std::uint64_t>(n), where));
     seen(text.back());
   }
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
@@ -14415,11 +16918,11 @@ inline std::string loss_curve(loss_curve_options const& options) {
 } // namespace tessera::inline TESSERA_ABI::train
 
 #endif
-/// What this machine's processor can do at most: the rate of a large matrix product, measured here and now,
-/// to compare a run with. The best of several tries counts, since everything else on the machine only slows
-/// it.
+/// What this machine's processor or device can do at most: the rate of a large matrix product, measured here
+/// and now, to compare a run with. The best of several tries counts, since everything else on the machine
+/// only slows it.
 ///
-///     auto const peak = train::matrix_peak<bf16>(ex);      // operations a second, of this rank's threads
+///     auto const peak = train::matrix_peak<bf16>(ex);      // operations a second, of this rank's space
 ///
 /// Cost: about half a second. Ranks that share a machine measure at the same time, so that their sum is what
 /// the machine gives to all of them at once.
@@ -14432,22 +16935,25 @@ inline std::string loss_curve(loss_curve_options const& options) {
 namespace tessera::inline TESSERA_ABI::train {
 
 struct peak_options {
-  index_t size = 1024; ///< The matrices are square.
+  index_t size = 1024; ///< The matrices are square, and doubled while a product ends within `seconds`.
+  index_t largest = 8192;
+  double seconds = 1e-3;
   int tries = 5;
 };
 
 namespace detail {
 
-template <storage_scalar T, exec::host_space Ex>
-double product_rate(Ex& ex, peak_options options) {
-  auto const n = options.size;
-  tensor<T, 2> a({n, n}), b({n, n}), c({n, n});
-  for (auto& x : a.span()) x = T(0.5f);
-  for (auto& x : b.span()) x = T(0.25f);
+template <storage_scalar T, exec::space Ex>
+double product_rate(Ex& ex, index_t n, int tries) {
+  tensor<T, 2, typename Ex::memory> a({n, n}), b({n, n}), c({n, n});
+  ops::fill(ex, a.view().template reshape<1>({n * n}), 0.5f);
+  ops::fill(ex, b.view().template reshape<1>({n * n}), 0.25f);
   auto fastest = 0.0;
-  for (int i = 0; i <= options.tries; ++i) {
+  for (int i = 0; i <= tries; ++i) {
+    ex.synchronize();
     auto const start = std::chrono::steady_clock::now();
     ops::matmul(ex, c.view(), a.view(), b.view());
+    ex.synchronize();
     auto const seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     // The first one prepares kernels and touches memory.
     if (i > 0 && seconds > 0) fastest = (std::max)(fastest, 2.0 * static_cast<double>(n * n * n) / seconds);
@@ -14455,11 +16961,22 @@ double product_rate(Ex& ex, peak_options options) {
   return fastest;
 }
 
+/// In matrices large enough for the time of a product to be that of its arithmetic.
+template <storage_scalar T, exec::space Ex>
+double product_rate(Ex& ex, peak_options options) {
+  auto rate = product_rate<T>(ex, options.size, options.tries);
+  for (auto n = options.size; 2 * n <= options.largest; n *= 2) {
+    if (2.0 * static_cast<double>(n * n * n) > rate * options.seconds) break;
+    rate = product_rate<T>(ex, 2 * n, options.tries);
+  }
+  return rate;
+}
+
 } // namespace detail
 
 /// Operations a second of the faster of a product in T and one in fp32: without 16-bit instructions the
 /// latter is what the processor can do.
-template <storage_scalar T, exec::host_space Ex>
+template <storage_scalar T, exec::space Ex>
 double matrix_peak(Ex& ex, peak_options options = {}) {
   return (std::max)(detail::product_rate<T>(ex, options), detail::product_rate<float>(ex, options));
 }
@@ -14507,9 +17024,10 @@ struct metrics_row {
 
 namespace detail {
 
+using metrics_member = double metrics_row::*;
 struct metrics_column {
   char const* name;
-  double metrics_row::*member;
+  metrics_member member; // by an alias: nvcc writes the type itself in a way that g++ warns of
 };
 inline constexpr metrics_column metrics_columns[] = {
     {"step", &metrics_row::step},
@@ -14948,7 +17466,8 @@ struct trainer_options {
 };
 
 /// T is the storage type of weights and activations; gradients are summed in fp32.
-template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
+  requires parallel::communicates_for<Comm, Ex>
 class trainer {
 public:
   using gradient = float;
@@ -14971,8 +17490,9 @@ public:
                    .meter = &memory_},
                   where),
         rate_(schedule_options(settings_)),
-        tokens_({largest_micro_batch().batch, settings_.sequence_length}, {&memory_, memory_kind::data}),
-        targets_({largest_micro_batch().batch, settings_.sequence_length}, {&memory_, memory_kind::data}) {
+        tokens_(ex, {largest_micro_batch().batch, settings_.sequence_length}, {&memory_, memory_kind::data}),
+        targets_(ex, {largest_micro_batch().batch, settings_.sequence_length},
+                 {&memory_, memory_kind::data}) {
     comm_.meter().time_calls(true);
     initialise();
     resume(where);
@@ -15015,6 +17535,7 @@ public:
   std::string checkpoints() const { return settings_.run + "/checkpoints"; }
 
 private:
+  using token_view = typename nn::model<Ex, T, gradient>::token_view;
   using clock = std::chrono::steady_clock;
   static double seconds_since(clock::time_point start) {
     return std::chrono::duration<double>(clock::now() - start).count();
@@ -15039,7 +17560,7 @@ private:
   /// Weights in storage precision, masters in fp32: both from the same numbers.
   void initialise() {
     nn::initialise(ex_, model_.store(), seed());
-    replicas_.start_from(ex_, [&](std::size_t unit, layout::range part, std::span<float> out) {
+    replicas_.start_from(ex_, [&](std::size_t unit, layout::range part, auto out) {
       nn::initialise(ex_, model_.store().parameters(unit), part, out, seed());
     });
   }
@@ -15075,15 +17596,16 @@ private:
         where);
   }
 
-  /// Samples [part) of this step's batch, or of the validation samples.
+  /// Samples [part) of this step's batch, or of the validation samples, where the space reads them. The one
+  /// before is no longer needed: its loss has been read.
   template <class SampleAt>
-  std::pair<view<std::int32_t const, 2>, view<std::int32_t const, 2>>
-  fill(data::token_dataset const& from, layout::range part, SampleAt&& sample_at, site where) {
+  std::pair<token_view, token_view> fill(data::token_dataset const& from, layout::range part,
+                                         SampleAt&& sample_at, site where) {
     for (auto i = part.begin; i < part.end; ++i) {
       auto const row = i - part.begin;
-      from.fill(sample_at(i), tokens_.view()[row].span(), targets_.view()[row].span(), where);
+      from.fill(sample_at(i), tokens_.host()[row].span(), targets_.host()[row].span(), where);
     }
-    return {tokens_.view().slice(0, 0, part.size()), targets_.view().slice(0, 0, part.size())};
+    return {tokens_.upload(ex_).slice(0, 0, part.size()), targets_.upload(ex_).slice(0, 0, part.size())};
   }
 
   metrics_row train_step(site where) {
@@ -15105,7 +17627,7 @@ private:
                                         if (is_last) replicas_.gradients_ready(unit);
                                       });
     }
-    if (parts.empty()) replicas_.nothing_to_add();
+    if (parts.empty()) replicas_.nothing_to_add(ex_);
     auto const learning_rate = rate_(step_);
     auto const done = replicas_.update(
         ex_, loss, {.step = step_ + 1, .learning_rate = learning_rate, .clip_norm = settings_.clip}, where);
@@ -15187,7 +17709,7 @@ private:
   nn::model<Ex, T, gradient> model_;
   replicas_type replicas_;
   optim::schedule rate_;
-  tensor<std::int32_t, 2> tokens_, targets_;
+  exec::staged<std::int32_t, 2, Ex> tokens_, targets_;
   std::optional<metrics_file> metrics_; ///< On rank 0.
   index_t step_ = 0;                    ///< Steps done.
   index_t first_position_ = 0; ///< Of the sampler at step 0; other than 0 after an allowed other batch.
@@ -15251,7 +17773,7 @@ inline double per_unit(double nats_per_token, double bytes_per_token) {
   return bytes_per_token > 0 ? nats_per_token / bytes_per_token : nats_per_token;
 }
 
-template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 std::string sample_text(trainer<Comm, Ex, T>& t) {
   auto const& s = t.chosen();
   if (s.sample_tokens == 0 || !t.text().tokenizer.has_text()) return {};
@@ -15264,7 +17786,7 @@ std::string sample_text(trainer<Comm, Ex, T>& t) {
   return s.prompt + t.text().tokenizer.decode(more);
 }
 
-template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 std::string run_title(trainer<Comm, Ex, T>& t) {
   auto const& s = t.chosen();
   char size[32];
@@ -15274,7 +17796,7 @@ std::string run_title(trainer<Comm, Ex, T>& t) {
                           s.seed);
 }
 
-template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 std::string run_picture(trainer<Comm, Ex, T>& t, std::vector<metrics_row> const& rows) {
   auto const& text = t.text();
   auto const has_text = text.tokenizer.has_text();
@@ -15303,7 +17825,7 @@ inline io::json json_of(bytes_by_kind const& bytes) {
 } // namespace detail
 
 /// Called by every rank when `run` has returned. `communicator` is what the summary calls the kind of ranks.
-template <comm::communicator Comm, exec::host_space Ex, storage_scalar T>
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communicator,
             site where = site::here()) {
   auto peaks = peaks_of(t.memory());
@@ -15350,7 +17872,7 @@ void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communic
                         {"layout",
                          {{"communicator", communicator},
                           {"ranks", t.ranks().size()},
-                          {"threads_per_rank", t.space().threads()},
+                          {"runs_on", t.space().description()},
                           {"zero_stage", s.zero_stage}}},
                         {"storage", std::string(scalar_name<T>())},
                         {"seed", s.seed}},
@@ -15375,6 +17897,4970 @@ void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communic
 }
 
 } // namespace tessera::inline TESSERA_ABI::train
+
+#endif
+#endif
+
+#if defined(TESSERA_WITH_CUDA) && defined(__CUDACC__)
+/// All of Tessera's CUDA side, for .cu files. A single operation comes by its own header, such as
+/// <tessera/ops/cuda/gelu.cuh>, and compiles faster.
+///
+/// Made by tests/house/make_single_header.py.
+#ifndef TESSERA_CUDA_CUH
+#define TESSERA_CUDA_CUH
+
+/// What kernels use that is no plain C++: dynamic shared memory, 16-byte accesses, the tensor cores and
+/// asynchronous copies. The emulation of CUDA that the tests run kernels under (tests/cuda_emulation/) has
+/// this header once more, in plain C++.
+#ifndef TESSERA_EXEC_DEVICE_CUH
+#define TESSERA_EXEC_DEVICE_CUH
+
+#include <cuda_runtime.h>
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+/// The block's dynamic shared memory, whose size is given at the launch. Every call gives the same memory,
+/// aligned to 128 bytes.
+template <class T>
+inline __device__ T* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char tessera_dynamic_shared[];
+  return reinterpret_cast<T*>(tessera_dynamic_shared);
+}
+
+/// Sixteen bytes of elements, as one access moves them.
+template <class T>
+  requires(16 % sizeof(T) == 0)
+struct alignas(16) vector16 {
+  static constexpr int count = 16 / sizeof(T);
+  T values[count];
+
+  TESSERA_HOST_DEVICE T& operator[](int i) noexcept { return values[i]; }
+  TESSERA_HOST_DEVICE T const& operator[](int i) const noexcept { return values[i]; }
+};
+
+/// `from` is aligned to 16 bytes, in global or shared memory.
+template <class T>
+inline __device__ vector16<T> load16(T const* from) {
+  return std::bit_cast<vector16<T>>(*reinterpret_cast<uint4 const*>(from));
+}
+template <class T>
+__device__ inline void store16(T* to, vector16<T> const& value) {
+  *reinterpret_cast<uint4*>(to) = std::bit_cast<uint4>(value);
+}
+
+// ---- 16-bit pairs, tensor cores, asynchronous copies -----------------------------------------------------
+
+/// bf16 or fp16: what the tensor cores multiply with fp32 sums.
+template <class T>
+concept tensor_core_scalar = std::same_as<T, bf16> || std::same_as<T, fp16>;
+
+/// 2^x, within about two units in the last place; results below 2^-126 are 0.
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
+/// Two floats, rounded to nearest even, `low` in the lower half.
+template <tensor_core_scalar T>
+__device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
+  std::uint32_t pair;
+  if constexpr (std::same_as<T, bf16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+/// d += a b by all lanes of a warp: a is 16 x 16, b is 16 x 8, d is 16 x 8. With g = lane / 4, t = lane % 4,
+/// a register of two elements holds them in order of columns (a) or rows (b), the first in the lower half:
+///   a[0]: row g,     columns 2t, 2t + 1      a[1]: row g + 8, columns 2t, 2t + 1
+///   a[2]: row g,     columns 2t + 8, 2t + 9  a[3]: row g + 8, columns 2t + 8, 2t + 9
+///   b0:   column g,  rows 2t, 2t + 1         b1:   column g,  rows 2t + 8, 2t + 9
+///   d[0], d[1]: row g, columns 2t, 2t + 1    d[2], d[3]: row g + 8, columns 2t, 2t + 1
+template <tensor_core_scalar T>
+__device__ __forceinline__ void mma_16x8x16(float (&d)[4], std::uint32_t const (&a)[4], std::uint32_t b0,
+                                            std::uint32_t b1) {
+  if constexpr (std::same_as<T, bf16>)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+                 "{%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+                 "{%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Reads four 8 x 8 matrices of 16-bit elements from shared memory, by all lanes of a warp: lane 8 i + r
+/// gives the address of row r, 16 bytes, of matrix i. r[i] receives of matrix i the elements of row lane / 4
+/// in columns 2 (lane % 4) and one more; transposed, those of column lane / 4 in rows 2 (lane % 4) and one
+/// more.
+__device__ __forceinline__ void load_matrix_x4(std::uint32_t (&r)[4], void const* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(row))));
+}
+__device__ __forceinline__ void load_matrix_x4_transposed(std::uint32_t (&r)[4], void const* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(static_cast<std::uint32_t>(__cvta_generic_to_shared(row))));
+}
+
+/// Starts to copy 16 (4) bytes from global to shared memory, or zeros where not `inside`; then nothing is
+/// read. Both aligned to the size. `copy_async_commit` closes a group of the copies that this thread started;
+/// `copy_async_wait<N>` waits until all but its last N groups are there. Other threads see them after the
+/// next barrier.
+__device__ __forceinline__ void copy_async16(void* shared, void const* global, bool inside = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(__cvta_generic_to_global(global)), "r"(inside ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async4(void* shared, void const* global, bool inside = true) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(
+                   static_cast<std::uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(__cvta_generic_to_global(global)), "r"(inside ? 4 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void copy_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N>
+__device__ __forceinline__ void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+/// Element by element kernels in one line: a function of one element, and the arrays that it writes and
+/// reads.
+///
+///     struct doubled {
+///       TESSERA_HOST_DEVICE void operator()(float& y, float x) const noexcept { y = 2.0f * x; }
+///     };
+///     exec::for_elements(ex, n, doubled{}, exec::writes(out), exec::reads(in));
+///     exec::for_elements(ex, rows, width, doubled{}, exec::writes(out, stride), exec::reads(in, stride));
+///
+/// Arithmetic is in float whatever the arrays store. Each array is read once, written once, or (`updates`)
+/// both, in accesses of 16 bytes wherever all of them can be: rows may begin anywhere as long as they begin
+/// at the same distance from such a boundary; otherwise element by element. Arrays may be one another, or be
+/// disjoint.
+///
+/// A function that wants the elements' numbers takes a whole pack: `f(first, float (&y)[N], float (&x)[N])`
+/// for elements first .. first + N - 1 (counted row by row), any N.
+#ifndef TESSERA_EXEC_ELEMENTS_CUH
+#define TESSERA_EXEC_ELEMENTS_CUH
+
+#include <algorithm>
+
+/// How kernels are declared and started.
+///
+///     template <class T>
+///     TESSERA_KERNEL void double_all(T* x, index_t n) { ... }
+///
+///     exec::launch(ex, {.grid = exec::grid_of(blocks), .block = dim3(256)}, double_all<T>, x, n);
+#ifndef TESSERA_EXEC_LAUNCH_CUH
+#define TESSERA_EXEC_LAUNCH_CUH
+
+/// A kernel belongs to the library or program that it is compiled into: a second one of the same name, in
+/// another library that was built for other GPUs, must not be taken for it.
+#define TESSERA_KERNEL __attribute__((visibility("hidden"))) __global__
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+struct launch_shape {
+  dim3 grid = dim3(1);
+  dim3 block = dim3(1);
+  /// Dynamic shared memory; the kernel reaches it by dynamic_shared<T>() (exec/device.cuh).
+  std::size_t shared_bytes = 0;
+  site where = site::here();
+};
+
+/// Starts a kernel in the space's stream. A grid without blocks starts nothing.
+template <cuda_space Ex, class... Parameters, class... Arguments>
+void launch(Ex& ex, launch_shape const& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
+  // More than this must be asked for.
+  constexpr std::size_t always_allowed = std::size_t{48} << 10;
+  if (shape.shared_bytes > always_allowed)
+    cuda_check(cudaFuncSetAttribute(reinterpret_cast<void const*>(kernel),
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    narrow<int>(shape.shared_bytes, shape.where)),
+               "cudaFuncSetAttribute", shape.where);
+  cudaLaunchConfig_t configuration{};
+  configuration.gridDim = shape.grid;
+  configuration.blockDim = shape.block;
+  configuration.dynamicSmemBytes = shape.shared_bytes;
+  configuration.stream = ex.stream();
+  cuda_check(cudaLaunchKernelEx(&configuration, kernel, static_cast<Arguments&&>(arguments)...),
+             "cudaLaunchKernelEx", shape.where);
+}
+
+/// A grid of as many blocks. Throws size_error (E-core-003) for more than 2^32 - 1.
+inline dim3 grid_of(index_t x, index_t y = 1, index_t z = 1, site where = site::here()) {
+  return dim3(narrow<unsigned>(x, where), narrow<unsigned>(y, where), narrow<unsigned>(z, where));
+}
+
+/// Blocks for `items` that a grid-stride loop walks over, `items_per_block` at a time: one block for each
+/// piece, but not more than `waves` for each multiprocessor. Of no influence on results.
+template <cuda_space Ex>
+dim3 grid_for(Ex& ex, index_t items, index_t items_per_block, int waves = 8, site where = site::here()) {
+  auto const needed = (items + items_per_block - 1) / items_per_block;
+  auto const useful = index_t{ex.multiprocessors()} * waves;
+  return grid_of(needed < useful ? needed : useful, 1, 1, where);
+}
+
+/// Whether 16-byte accesses reach this address, and every row that starts a multiple of `stride` after it.
+template <class T>
+bool aligned16(T const* data, index_t stride = 0) noexcept {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 &&
+         stride * static_cast<index_t>(sizeof(T)) % 16 == 0;
+}
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+/// A few neighbouring elements of an array, in registers, as float: what one thread moves at a time. On an
+/// address that 16 divides a pack moves in accesses of 16 bytes.
+///
+///     constexpr int n = exec::pack_size<T>;
+///     float x[n];
+///     exec::load_pack(x, in + i);          // in + i aligned, or n == 1
+///     exec::store_pack(out + i, x);
+///     exec::load_part(x, in + i, count, aligned);   // anywhere, and fewer than n at an end
+#ifndef TESSERA_EXEC_PACK_CUH
+#define TESSERA_EXEC_PACK_CUH
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+/// So many elements that one access moves 16 bytes of the narrowest of these types, and whole accesses the
+/// others.
+template <storage_scalar... T>
+inline constexpr int pack_size = ((sizeof(T) == 2) || ...) ? 8 : 4;
+
+/// values = the N elements from `from` on.
+template <int N, storage_scalar T>
+__device__ __forceinline__ void load_pack(float (&values)[N], T const* from) {
+  if constexpr (N == 1) {
+    values[0] = *from;
+  } else {
+    constexpr int step = vector16<T>::count;
+    static_assert(N % step == 0);
+#pragma unroll
+    for (int i = 0; i < N; i += step) {
+      auto const words = load16(from + i);
+#pragma unroll
+      for (int j = 0; j < step; ++j) values[i + j] = words[j];
+    }
+  }
+}
+
+/// The N elements from `to` on = values, rounded.
+template <int N, storage_scalar T>
+__device__ __forceinline__ void store_pack(T* to, float const (&values)[N]) {
+  if constexpr (N == 1) {
+    *to = T(values[0]);
+  } else {
+    constexpr int step = vector16<T>::count;
+    static_assert(N % step == 0);
+#pragma unroll
+    for (int i = 0; i < N; i += step) {
+      vector16<T> words;
+#pragma unroll
+      for (int j = 0; j < step; ++j) words[j] = T(values[i + j]);
+      store16(to + i, words);
+    }
+  }
+}
+
+/// As load_pack, of `count` elements (the others become 0); element by element unless all N are wanted and
+/// `aligned` says that `from` is.
+template <int N, storage_scalar T>
+__device__ __forceinline__ void load_part(float (&values)[N], T const* from, index_t count, bool aligned) {
+  if (aligned && count >= N) {
+    load_pack(values, from);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = i < count ? static_cast<float>(from[i]) : 0.0f;
+  }
+}
+
+template <int N, storage_scalar T>
+__device__ __forceinline__ void store_part(T* to, float const (&values)[N], index_t count, bool aligned) {
+  if (aligned && count >= N) {
+    store_pack(to, values);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      if (i < count) to[i] = T(values[i]);
+  }
+}
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::exec {
+
+enum class array_use { read, write, update };
+
+/// An array and what a kernel does with it. `stride`: elements from row to row.
+template <storage_scalar T, array_use Use>
+struct element_array {
+  using value_type = T;
+  T* data;
+  index_t stride;
+};
+
+namespace detail {
+template <class>
+inline constexpr bool is_element_array = false;
+template <storage_scalar T, array_use Use>
+inline constexpr bool is_element_array<element_array<T, Use>> = true;
+} // namespace detail
+
+/// What `writes`, `reads` and `updates` make.
+template <class A>
+concept array_of_elements = detail::is_element_array<A>;
+
+template <storage_scalar T>
+constexpr element_array<T, array_use::write> writes(T* data, index_t stride = 0) noexcept {
+  return {data, stride};
+}
+template <storage_scalar T>
+constexpr element_array<T, array_use::update> updates(T* data, index_t stride = 0) noexcept {
+  return {data, stride};
+}
+/// Kernels do not write through it.
+template <storage_scalar T>
+constexpr element_array<T, array_use::read> reads(T const* data, index_t stride = 0) noexcept {
+  return {const_cast<T*>(data), stride};
+}
+
+namespace detail {
+
+/// N elements of one array in registers, from when they are read until they are written.
+template <int N, class Array>
+struct element_place;
+template <int N, storage_scalar T, array_use Use>
+struct element_place<N, element_array<T, Use>> {
+  T* at;
+  float value[N];
+
+  __device__ __forceinline__ element_place(element_array<T, Use> array, index_t row, index_t column)
+      : at(array.data + row * array.stride + column) {
+    if constexpr (Use != array_use::write) load_pack(value, at);
+  }
+  __device__ __forceinline__ void finish() const {
+    if constexpr (Use != array_use::read) store_pack(at, value);
+  }
+};
+
+template <int N, class Function, class... Place>
+__device__ __forceinline__ void call(Function const& function, index_t first, Place... place) {
+  if constexpr (std::is_invocable_v<Function const&, index_t, decltype((place.value))...>) {
+    function(first, place.value...);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) function(place.value[i]...);
+  }
+  (place.finish(), ...);
+}
+
+/// How each row is cut: `head` elements, `packs` whole packs of N that are aligned in all arrays, the rest.
+struct element_plan {
+  index_t rows, width, head, packs;
+};
+
+inline constexpr int element_threads = 256;
+
+template <int N, class Function, class... Array>
+TESSERA_KERNEL void __launch_bounds__(element_threads)
+    element_kernel(element_plan plan, __grid_constant__ Function const function, Array... array) {
+  auto const first = index_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  auto const threads = index_t{gridDim.x} * blockDim.x;
+  auto const single = plan.width - plan.packs * N;
+  for (auto row = index_t{blockIdx.y} * blockDim.y + threadIdx.y; row < plan.rows;
+       row += index_t{gridDim.y} * blockDim.y) {
+    for (auto p = first; p < plan.packs; p += threads) {
+      auto const i = plan.head + p * N;
+      call<N>(function, row * plan.width + i, element_place<N, Array>(array, row, i)...);
+    }
+    for (auto s = first; s < single; s += threads) {
+      auto const i = s < plan.head ? s : s + plan.packs * N;
+      call<1>(function, row * plan.width + i, element_place<1, Array>(array, row, i)...);
+    }
+  }
+}
+
+/// The head after which every row of every array is aligned, or -1.
+template <int N, class... Array>
+index_t common_head(index_t rows, Array const&... array) {
+  for (index_t head = 0; head < N; ++head)
+    if ((aligned16(array.data + head, rows > 1 ? array.stride : 0) && ...)) return head;
+  return -1;
+}
+
+} // namespace detail
+
+/// Applies `function` to each of `rows` rows of `width` elements.
+template <cuda_space Ex, class Function, array_of_elements... Array>
+void for_elements(Ex& ex, index_t rows, index_t width, Function const& function, Array... array) {
+  if (rows <= 0 || width <= 0) return;
+  if (((array.stride == width) && ...)) width *= rows, rows = 1; // no gaps: one long row
+  constexpr int n = pack_size<typename Array::value_type...>;
+  auto const head = detail::common_head<n>(rows, array...);
+  detail::element_plan const plan{.rows = rows,
+                                  .width = width,
+                                  .head = head > 0 ? head : 0,
+                                  .packs = head < 0 || head > width ? 0 : (width - head) / n};
+  auto const work = (std::max)(plan.packs, width - plan.packs * n);
+  index_t across = 32; // threads along a row; short rows share a block
+  while (across < detail::element_threads && across < work) across *= 2;
+  auto const down = (std::min)(detail::element_threads / across, rows);
+  constexpr index_t most_across = index_t{1} << 20, most_down = 65535; // the kernel loops over the rest
+  launch(ex,
+         {.grid = grid_of((std::min)((work + across - 1) / across, most_across),
+                          (std::min)((rows + down - 1) / down, most_down)),
+          .block = grid_of(across, down)},
+         detail::element_kernel<n, Function, Array...>, plan, function, array...);
+}
+
+/// Applies `function` to each of `count` elements.
+template <cuda_space Ex, class Function, array_of_elements... Array>
+void for_elements(Ex& ex, index_t count, Function const& function, Array... array) {
+  for_elements(ex, 1, count, function, array...);
+}
+
+} // namespace tessera::inline TESSERA_ABI::exec
+
+#endif
+
+/// add on CUDA: one pass.
+#ifndef TESSERA_OPS_CUDA_ADD_CUH
+#define TESSERA_OPS_CUDA_ADD_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+struct add_element {
+  TESSERA_HOST_DEVICE void operator()(float& y, float a, float b) const noexcept { y = a + b; }
+};
+} // namespace cuda_detail
+
+template <>
+struct add_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void run(Ex& ex, view<T, 1, typename Ex::memory> out, view<T const, 1, typename Ex::memory> a,
+                  view<T const, 1, typename Ex::memory> b) {
+    exec::for_elements(ex, out.size(), cuda_detail::add_element{}, exec::writes(out.data()),
+                       exec::reads(a.data()), exec::reads(b.data()));
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// attention on CUDA, in the manner of FlashAttention-2: scores exist in registers only, forward and
+/// backward, and memory is linear in the number of tokens (backward keeps one float a query and head beside
+/// the gradients). 16-bit storage goes through the tensor cores (mma.sync m16n8k16, fp32 sums; sm_80 and
+/// newer) in tiles made for heads of 64, 96 and 128; narrower heads are filled up with zeros to the next of
+/// these. fp32 storage, and wider heads, take the plain kernels. Results do not depend on anything but the
+/// inputs: no atomic sums.
+///
+/// Rows that begin at multiples of 16 bytes are copied by cp.async, others element by element.
+///
+/// What is not used yet: on sm_90, wgmma would multiply 64-row tiles straight from shared memory and the TMA
+/// would bring them, while mma.sync reaches about two thirds of that chip's matrix peak; on sm_100, tcgen05.
+#ifndef TESSERA_OPS_CUDA_ATTENTION_CUH
+#define TESSERA_OPS_CUDA_ATTENTION_CUH
+
+/// Attention backward on the tensor cores. Scores are made again from the logarithms of their sums; with
+/// delta = sum(d_out * out) of a query, P = exp(scale q kᵀ - log_sum_exp) and dS = P * (d_out vᵀ - delta),
+///     dv = Pᵀ d_out,   dk = scale dSᵀ q,   dq = scale dS k.
+/// Three kernels: delta; dk and dv, a thread block for each block of keys; dq, one for each block of queries.
+/// The latter two both make P and dS (7 products of tiles where one kernel with atomic sums needs 5), and in
+/// return every sum is made by one warp, in registers, in an order that does not change.
+#ifndef TESSERA_OPS_CUDA_DETAIL_ATTENTION_BACKWARD_CUH
+#define TESSERA_OPS_CUDA_DETAIL_ATTENTION_BACKWARD_CUH
+
+/// What the attention kernels share: their sizes, matrices of one head in global memory, tiles of them in
+/// shared memory, and products of tiles on the tensor cores.
+///
+/// A warp's product has 16 M rows and 8 N columns and stays in registers as float[M][N][4], as mma_16x8x16
+/// (exec/device.cuh) leaves it: lane l holds rows l / 4 (elements 0, 1) and l / 4 + 8 (elements 2, 3) of each
+/// 16 x 8 piece, in columns 2 (l % 4) and 2 (l % 4) + 1. Two such pieces side by side, rounded to 16 bits,
+/// are just what the instruction wants as its left operand of 16 x 16: a product turns into the left operand
+/// of the next one without leaving its registers.
+#ifndef TESSERA_OPS_CUDA_DETAIL_ATTENTION_TILES_CUH
+#define TESSERA_OPS_CUDA_DETAIL_ATTENTION_TILES_CUH
+
+namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
+
+/// [batch, tokens, heads, width] on the device.
+template <class T>
+using attention_heads = view<T, 4, exec::cuda_memory>;
+
+/// detail::attention_shape as kernels read it. Attention without a mask is causal attention whose first query
+/// stands behind the last key, so kernels know only the latter.
+struct attention_sizes {
+  int queries, keys, heads, key_heads, width, first_query;
+  float scale;
+
+  attention_sizes(detail::attention_shape const& shape, site where)
+      : queries(narrow<int>(shape.queries, where)), keys(narrow<int>(shape.keys, where)),
+        heads(narrow<int>(shape.heads, where)), key_heads(narrow<int>(shape.key_heads, where)),
+        width(narrow<int>(shape.width, where)),
+        first_query(shape.causal && shape.first_query < shape.keys ? narrow<int>(shape.first_query, where)
+                                                                   : keys),
+        scale(shape.scale) {
+    narrow<int>(shape.queries + shape.keys + 512, where); // positions in tiles that hang over
+  }
+
+  /// Keys that the query at `t` sees: 0 .. visible(t) - 1.
+  TESSERA_HOST_DEVICE int visible(int t) const noexcept {
+    auto const end = first_query + t + 1;
+    return end < keys ? end : keys;
+  }
+  TESSERA_HOST_DEVICE int group() const noexcept { return heads / key_heads; }
+};
+
+/// One head of one sample: row t begins at data + t * stride.
+template <class T>
+struct head_matrix {
+  T* data;
+  index_t stride;
+
+  __device__ head_matrix(attention_heads<T> const& x, int sample, int head)
+      : data(x.data() + sample * x.stride(0) + head * x.stride(2)), stride(x.stride(1)) {}
+  __device__ T* row(int t) const { return data + t * stride; }
+};
+
+/// Which block of rows of which head a thread block works on: the blocks of one head follow each other.
+struct attention_place {
+  int sample, head, block;
+
+  __device__ attention_place(int heads, int blocks) {
+    auto const index = static_cast<int>(blockIdx.x), row = index / blocks;
+    block = index % blocks;
+    head = row % heads;
+    sample = row / heads;
+  }
+};
+
+TESSERA_HOST_DEVICE constexpr int blocks_of(int count, int size) noexcept {
+  return (count + size - 1) / size;
+}
+
+/// Whether every row of `x` begins at a multiple of 16 bytes and ends at one, as tiles need it.
+template <class T>
+bool rows_are_aligned(attention_heads<T> const& x) {
+  constexpr index_t unit = 16 / sizeof(T);
+  for (int d = 0; d < 3; ++d)
+    if (x.extent(d) > 1 && x.stride(d) % unit != 0) return false;
+  return x.extent(3) % unit == 0 && reinterpret_cast<std::uintptr_t>(x.data()) % 16 == 0;
+}
+
+/// The largest value, and the sum, of the four lanes that share a row of a product.
+__device__ inline float maximum_of_row(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ inline float sum_of_row(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+inline constexpr float log2_of_e = 1.44269504f, log_of_2 = 0.693147181f;
+
+/// A product, rounded to 16 bits: a left operand for each two pieces of 16 x 8.
+template <exec::tensor_core_scalar T, int M, int N>
+struct packed_product {
+  std::uint32_t pairs[M][N / 2][4];
+
+  __device__ explicit packed_product(float const (&values)[M][N][4]) {
+#pragma unroll
+    for (int i = 0; i < M * N * 2; ++i) {
+      auto const m = i / (2 * N), n = i / 2 % N, c = i % 2 * 2;
+      pairs[m][n / 2][n % 2 * 2 + c / 2] = exec::pack_pair<T>(values[m][n][c], values[m][n][c + 1]);
+    }
+  }
+};
+
+/// Rows of `Width` 16-bit elements in shared memory. A row's pieces of 16 bytes are permuted by the row's
+/// number, so that eight rows of one column of pieces, which ldmatrix reads at once, lie in different banks.
+template <exec::tensor_core_scalar T, int Width>
+struct attention_tile {
+  static constexpr int pieces = Width / 8;
+  static_assert(pieces % 4 == 0 && Width % 16 == 0);
+
+  /// Where piece `piece` of row `row` begins. 128 bytes hold the 32 banks: rows of whole multiples of that
+  /// all begin at bank 0 and take eight different places; else rows begin at bank 0 and 16 in turn. Pieces
+  /// change places among `turn` neighbours only.
+  static constexpr int turn = pieces % 8 == 0 ? 8 : 4;
+  static __device__ int at(int row, int piece) {
+    return row * Width + 8 * (piece / turn * turn + ((piece ^ (turn == 8 ? row : row / 2)) & (turn - 1)));
+  }
+
+  /// Starts to copy rows first .. first + Rows - 1 of `from`, zeros beyond row `end` and column `width`; they
+  /// are there when copy_async_wait says so. Called by all `Threads` threads of a block.
+  template <int Rows, int Threads>
+  static __device__ void load(T* tile, head_matrix<T const> const& from, int first, int end, int width) {
+    // `turn` threads side by side copy a row, and go down the rows together.
+    constexpr int step = Threads / turn;
+    static_assert(Rows % step == 0 && step % 8 == 0);
+    auto const thread = static_cast<int>(threadIdx.x);
+    auto const row = first + thread / turn, column = 8 * (thread % turn);
+    auto* to = tile + at(thread / turn, thread % turn);
+    auto const* source = from.row(row) + column;
+#pragma unroll
+    for (int r = 0; r < Rows; r += step) {
+#pragma unroll
+      for (int c = 0; c < Width; c += 8 * turn)
+        exec::copy_async16(to + r * Width + c, source + c, row + r < end && column + c < width);
+      source += step * from.stride;
+    }
+  }
+
+  /// 16 M rows of a tile, from `row` on, as a left operand that is read anew for each product.
+  template <int M>
+  struct rows_in_shared {
+    T const* first;
+
+    __device__ rows_in_shared(T const* tile, int row) : first(tile + row * Width) {}
+    __device__ void read(std::uint32_t (&a)[M][4], int k) const {
+#pragma unroll
+      for (int m = 0; m < M; ++m) exec::load_matrix_x4(a[m], first + 16 * m * Width + shifted(square(), k));
+    }
+  };
+  /// The same, read once and kept: Width M / 4 registers.
+  template <int M>
+  struct rows_in_registers {
+    std::uint32_t all[Width / 16][M][4];
+
+    __device__ rows_in_registers(T const* tile, int row) {
+#pragma unroll
+      for (int k = 0; k < Width / 16; ++k) rows_in_shared<M>(tile, row).read(all[k], k);
+    }
+    __device__ void read(std::uint32_t (&a)[M][4], int k) const {
+#pragma unroll
+      for (int i = 0; i < 4 * M; ++i) a[i / 4][i % 4] = all[k][i / 4][i % 4];
+    }
+  };
+
+  /// sums += left rightᵀ, of rows 0 .. 8 N - 1 of `right`.
+  template <int M, int N, class Rows>
+  static __device__ void multiply_transposed(float (&sums)[M][N][4], Rows const& left, T const* right) {
+#pragma unroll
+    for (int k = 0; k < Width / 16; ++k) {
+      std::uint32_t a[M][4];
+      left.read(a, k);
+#pragma unroll
+      for (int n = 0; n < N; n += 2) {
+        std::uint32_t b[4];
+        exec::load_matrix_x4(b, right + 8 * n * Width + shifted(columns(), k));
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          exec::mma_16x8x16<T>(sums[m][n], a[m], b[0], b[1]);
+          exec::mma_16x8x16<T>(sums[m][n + 1], a[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  /// sums += left right, of a product `left`, packed, and rows 0 .. 8 N - 1 of `right`.
+  template <int M, int N>
+  static __device__ void multiply(float (&sums)[M][Width / 8][4], packed_product<T, M, N> const& left,
+                                  T const* right) {
+#pragma unroll
+    for (int k = 0; k < N / 2; ++k)
+#pragma unroll
+      for (int n = 0; n < Width / 16; ++n) {
+        std::uint32_t b[4];
+        exec::load_matrix_x4_transposed(b, right + 16 * k * Width + shifted(square(), n));
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          exec::mma_16x8x16<T>(sums[m][2 * n], left.pairs[m][k], b[0], b[1]);
+          exec::mma_16x8x16<T>(sums[m][2 * n + 1], left.pairs[m][k], b[2], b[3]);
+        }
+      }
+  }
+
+  /// Writes a warp's product to rows first + row .. of `to`, as far as they lie before `end`, by way of rows
+  /// row .. of `tile`, which this warp alone must be using.
+  template <int M>
+  static __device__ void store(head_matrix<T> const& to, int first, int end, int width, T* tile, int row,
+                               float const (&values)[M][Width / 8][4]) {
+    auto const lane = static_cast<int>(threadIdx.x % 32);
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int n = 0; n < Width / 8; ++n)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          auto* pair = tile + at(row + 16 * m + 8 * h + lane / 4, n) + 2 * (lane % 4);
+          *reinterpret_cast<std::uint32_t*>(pair) =
+              exec::pack_pair<T>(values[m][n][2 * h], values[m][n][2 * h + 1]);
+        }
+    __syncwarp();
+    for (int i = lane; i < 16 * M * pieces; i += 32) {
+      auto const r = row + i / pieces, piece = i % pieces;
+      if (first + r < end && 8 * piece < width)
+        exec::store16(to.row(first + r) + 8 * piece, exec::load16(tile + at(r, piece)));
+    }
+  }
+
+private:
+  // Four 8 x 8 matrices are read at once, of which each lane names one row: of rows 0 .. 15 in pieces 0 and
+  // 1, from where `shifted` leads to pieces 2 k and 2 k + 1.
+
+  /// Upper left, lower left, upper right, lower right: a left operand as it is; transposed, a right operand
+  /// of 16 columns whose depth runs down the rows.
+  static __device__ int square() {
+    auto const lane = static_cast<int>(threadIdx.x % 32);
+    return at(lane % 16, lane / 16);
+  }
+  /// Upper left, upper right, lower left, lower right: a right operand of 16 columns, which are the rows.
+  static __device__ int columns() {
+    auto const lane = static_cast<int>(threadIdx.x % 32);
+    return at(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+  }
+  /// Permuting the pieces is an exclusive or, and rows begin at multiples of `turn` pieces.
+  static __device__ int shifted(int offset, int k) {
+    return (offset ^ 16 * (k % (turn / 2))) + 8 * turn * (k / (turn / 2));
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
+
+/// Of the kernel for dk and dv. Its two sums take 16 row_tiles x Width floats of a warp's registers each.
+template <int Width>
+struct attention_keys_tuning {
+  static constexpr int warps = 4, row_tiles = Width == 64 ? 2 : 1, queries = Width == 96 ? 64 : 32;
+  static constexpr int threads = 32 * warps, keys = 16 * row_tiles * warps;
+  static constexpr int shared_bytes = (2 * keys + 4 * queries) * Width * 2 + 4 * queries * 4;
+};
+
+/// Of the kernel for dq.
+template <int Width>
+struct attention_queries_tuning {
+  static constexpr int warps = 4, row_tiles = 2, keys = 32;
+  static constexpr int threads = 32 * warps, queries = 16 * row_tiles * warps;
+  static constexpr int shared_bytes = (2 * queries + 4 * keys) * Width * 2;
+};
+
+template <storage_scalar T>
+struct attention_backward_arguments {
+  attention_heads<T> dq, dk, dv;
+  attention_heads<T const> d_out, q, k, v, out;
+  float const* log_sum_exp;
+  float* delta; ///< [batch, heads, queries], as log_sum_exp.
+  attention_sizes sizes;
+  bool aligned;
+
+  /// Where the numbers of a head's queries begin in log_sum_exp and delta.
+  __device__ index_t rows_of(int sample, int head) const {
+    return (index_t{sample} * sizes.heads + head) * sizes.queries;
+  }
+};
+
+inline constexpr int attention_delta_threads = 256;
+
+/// delta = sum(d_out * out) of each row; eight lanes a row, four rows a warp.
+template <storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(attention_delta_threads)
+    attention_delta(attention_backward_arguments<T> x, index_t rows) {
+  constexpr int unit = 16 / sizeof(T), lanes = 8;
+  auto const row = (index_t{blockIdx.x} * attention_delta_threads + threadIdx.x) / lanes;
+  auto const lane = static_cast<int>(threadIdx.x % lanes);
+  auto const& sizes = x.sizes;
+  float sum = 0;
+  auto const head = static_cast<int>(row % sizes.heads);
+  auto const query = static_cast<int>(row / sizes.heads % sizes.queries);
+  auto const sample = static_cast<int>(row / sizes.heads / sizes.queries);
+  if (row < rows) {
+    auto const* a = head_matrix<T const>(x.d_out, sample, head).row(query);
+    auto const* b = head_matrix<T const>(x.out, sample, head).row(query);
+    if (x.aligned) {
+      for (int d = unit * lane; d < sizes.width; d += unit * lanes) {
+        auto const left = exec::load16(a + d), right = exec::load16(b + d);
+#pragma unroll
+        for (int i = 0; i < unit; ++i) sum += static_cast<float>(left[i]) * static_cast<float>(right[i]);
+      }
+    } else {
+      for (int d = lane; d < sizes.width; d += lanes)
+        sum += static_cast<float>(a[d]) * static_cast<float>(b[d]);
+    }
+  }
+#pragma unroll
+  for (int step = lanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+  if (row < rows && lane == 0) x.delta[x.rows_of(sample, head) + query] = sum;
+}
+
+/// dk and dv of a block of keys: sums over the queries of all heads that read them, head after head. Scores
+/// stand on their side (rows are keys), so that Pᵀ and dSᵀ are left operands as they are. Queries and d_out
+/// have two places each: while one block is multiplied, the next one is on its way.
+template <exec::tensor_core_scalar T, int Width>
+TESSERA_KERNEL void __launch_bounds__(attention_keys_tuning<Width>::threads, 2)
+    attention_backward_keys(attention_backward_arguments<T> x) {
+  using tuning = attention_keys_tuning<Width>;
+  using tile = attention_tile<T, Width>;
+  constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
+  constexpr int M = tuning::row_tiles, N = queries / 8;
+  using rows = typename tile::template rows_in_shared<M>;
+  static_assert(2 * queries <= threads);
+  auto const sizes = x.sizes;
+  attention_place const place(sizes.key_heads, blocks_of(sizes.keys, keys));
+  auto const thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  auto const first = place.block * keys, row = thread / 32 * 16 * M, own = first + row;
+
+  auto* const k_tile = exec::dynamic_shared<T>();
+  auto *const v_tile = k_tile + keys * Width, *const q_tiles = v_tile + keys * Width;
+  auto* const d_out_tiles = q_tiles + 2 * queries * Width;
+  auto* const numbers = reinterpret_cast<float*>(d_out_tiles + 2 * queries * Width);
+  float dk[M][Width / 8][4] = {}, dv[M][Width / 8][4] = {};
+
+  // The blocks of queries that see any of the keys, of one head after the other.
+  auto const group = sizes.group(), last = blocks_of(sizes.queries, queries);
+  auto const begin = first > sizes.first_query ? (first - sizes.first_query) / queries : 0;
+  auto next_head = begin < last ? 0 : group, next_block = begin, place_of_next = 0;
+  auto const load_next = [&] {
+    auto const head = place.head * group + next_head, query = next_block * queries;
+    tile::template load<queries, threads>(q_tiles + place_of_next * queries * Width,
+                                          head_matrix<T const>(x.q, place.sample, head), query, sizes.queries,
+                                          sizes.width);
+    tile::template load<queries, threads>(d_out_tiles + place_of_next * queries * Width,
+                                          head_matrix<T const>(x.d_out, place.sample, head), query,
+                                          sizes.queries, sizes.width);
+    if (thread < 2 * queries) {
+      auto const inside = query + thread % queries < sizes.queries;
+      auto const at = inside ? x.rows_of(place.sample, head) + query + thread % queries : 0;
+      exec::copy_async4(numbers + place_of_next * 2 * queries + thread,
+                        (thread < queries ? x.log_sum_exp : x.delta) + at, inside);
+    }
+    exec::copy_async_commit();
+  };
+
+  tile::template load<keys, threads>(k_tile, {x.k, place.sample, place.head}, first, sizes.keys, sizes.width);
+  tile::template load<keys, threads>(v_tile, {x.v, place.sample, place.head}, first, sizes.keys, sizes.width);
+  if (next_head < group) load_next();
+  while (next_head < group) {
+    auto const query = next_block * queries;
+    auto const* const q_tile = q_tiles + place_of_next * queries * Width;
+    auto const* const d_out_tile = d_out_tiles + place_of_next * queries * Width;
+    auto const* const log_sum_exp = numbers + place_of_next * 2 * queries;
+    auto const* const delta = log_sum_exp + queries;
+    exec::copy_async_wait<0>();
+    __syncthreads(); // this block is there, and nobody reads the one before it any more
+    place_of_next ^= 1;
+    if (++next_block == last) ++next_head, next_block = begin;
+    if (next_head < group) load_next();
+    if (own >= sizes.visible(query + queries - 1)) continue;
+
+    float p[M][N][4] = {}, ds[M][N][4] = {};
+    tile::multiply_transposed(p, rows(k_tile, row), q_tile);
+    auto const factor = sizes.scale * log2_of_e;
+#pragma unroll
+    for (int i = 0; i < M * N * 4; ++i) {
+      auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+      auto const total = log_sum_exp[8 * n + 2 * (lane % 4) + c % 2] * log2_of_e;
+      p[m][n][c] = exec::exp2_approximate(fmaf(p[m][n][c], factor, -total));
+    }
+    if (own + 16 * M > sizes.visible(query)) {
+#pragma unroll
+      for (int i = 0; i < M * N * 4; ++i) {
+        auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+        auto const key = own + 16 * m + c / 2 * 8 + lane / 4;
+        if (key >= sizes.visible(query + 8 * n + 2 * (lane % 4) + c % 2)) p[m][n][c] = 0;
+      }
+    }
+    tile::multiply_transposed(ds, rows(v_tile, row), d_out_tile);
+#pragma unroll
+    for (int i = 0; i < M * N * 4; ++i) {
+      auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+      ds[m][n][c] = p[m][n][c] * (ds[m][n][c] - delta[8 * n + 2 * (lane % 4) + c % 2]);
+    }
+    packed_product<T, M, N> const packed_p(p), packed_ds(ds);
+    tile::multiply(dv, packed_p, d_out_tile);
+    tile::multiply(dk, packed_ds, q_tile);
+  }
+  exec::copy_async_wait<0>(); // where nobody sees the keys, they are still on their way
+  __syncthreads();
+
+#pragma unroll
+  for (int i = 0; i < M * Width / 2; ++i) dk[i / (Width / 2)][i / 4 % (Width / 8)][i % 4] *= sizes.scale;
+  tile::store(head_matrix<T>(x.dk, place.sample, place.head), first, sizes.keys, sizes.width, k_tile, row,
+              dk);
+  tile::store(head_matrix<T>(x.dv, place.sample, place.head), first, sizes.keys, sizes.width, v_tile, row,
+              dv);
+}
+
+/// dq of a block of queries: a sum over the keys that they see, two places each for keys and values.
+template <exec::tensor_core_scalar T, int Width>
+TESSERA_KERNEL void __launch_bounds__(attention_queries_tuning<Width>::threads, 2)
+    attention_backward_queries(attention_backward_arguments<T> x) {
+  using tuning = attention_queries_tuning<Width>;
+  using tile = attention_tile<T, Width>;
+  constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
+  constexpr int M = tuning::row_tiles, N = keys / 8;
+  using rows = typename tile::template rows_in_shared<M>;
+  auto const sizes = x.sizes;
+  auto const blocks = blocks_of(sizes.queries, queries);
+  attention_place const place(sizes.heads, blocks);
+  auto const lane = static_cast<int>(threadIdx.x % 32);
+  auto const row = static_cast<int>(threadIdx.x / 32) * 16 * M;
+  auto const first = (blocks - 1 - place.block) * queries, own = first + row;
+  auto const key_head = place.head / sizes.group();
+  head_matrix<T const> const k(x.k, place.sample, key_head), v(x.v, place.sample, key_head);
+
+  auto* const q_tile = exec::dynamic_shared<T>();
+  auto *const d_out_tile = q_tile + queries * Width, *const k_tiles = d_out_tile + queries * Width;
+  auto* const v_tiles = k_tiles + 2 * keys * Width;
+  float dq[M][Width / 8][4] = {};
+
+  float total[M][2], delta[M][2];
+#pragma unroll
+  for (int i = 0; i < 2 * M; ++i) {
+    auto const query = own + 8 * i + lane / 4;
+    auto const at = x.rows_of(place.sample, place.head) + query;
+    total[i / 2][i % 2] = query < sizes.queries ? x.log_sum_exp[at] * log2_of_e : 0.0f;
+    delta[i / 2][i % 2] = query < sizes.queries ? x.delta[at] : 0.0f;
+  }
+  auto const load = [&](int key) {
+    auto const at = key / keys % 2 * keys * Width;
+    tile::template load<keys, threads>(k_tiles + at, k, key, sizes.keys, sizes.width);
+    tile::template load<keys, threads>(v_tiles + at, v, key, sizes.keys, sizes.width);
+    exec::copy_async_commit();
+  };
+
+  auto const end = sizes.visible((first + queries < sizes.queries ? first + queries : sizes.queries) - 1);
+  auto const warp_begin = sizes.visible(own);
+  auto const warp_end = own < sizes.queries ? sizes.visible(own + 16 * M - 1) : 0;
+  tile::template load<queries, threads>(q_tile, {x.q, place.sample, place.head}, first, sizes.queries,
+                                        sizes.width);
+  tile::template load<queries, threads>(d_out_tile, {x.d_out, place.sample, place.head}, first, sizes.queries,
+                                        sizes.width);
+  load(0);
+  for (int key = 0; key < end; key += keys) {
+    exec::copy_async_wait<0>();
+    __syncthreads(); // this block is there, and nobody reads the one before it any more
+    if (key + keys < end) load(key + keys);
+    if (key >= warp_end) continue;
+    auto const at = key / keys % 2 * keys * Width;
+
+    float p[M][N][4] = {}, ds[M][N][4] = {};
+    tile::multiply_transposed(p, rows(q_tile, row), k_tiles + at);
+    auto const factor = sizes.scale * log2_of_e;
+#pragma unroll
+    for (int i = 0; i < M * N * 4; ++i) {
+      auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+      p[m][n][c] = exec::exp2_approximate(fmaf(p[m][n][c], factor, -total[m][c / 2]));
+    }
+    if (key + keys > warp_begin) {
+#pragma unroll
+      for (int i = 0; i < M * N * 4; ++i) {
+        auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+        auto const query = own + 16 * m + c / 2 * 8 + lane / 4;
+        if (key + 8 * n + 2 * (lane % 4) + c % 2 >= sizes.visible(query)) p[m][n][c] = 0;
+      }
+    }
+    tile::multiply_transposed(ds, rows(d_out_tile, row), v_tiles + at);
+#pragma unroll
+    for (int i = 0; i < M * N * 4; ++i) {
+      auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+      ds[m][n][c] = p[m][n][c] * (ds[m][n][c] - delta[m][c / 2]);
+    }
+    tile::multiply(dq, packed_product<T, M, N>(ds), k_tiles + at);
+  }
+  exec::copy_async_wait<0>(); // where there was no key, the queries are still on their way
+  __syncthreads();
+
+#pragma unroll
+  for (int i = 0; i < M * Width / 2; ++i) dq[i / (Width / 2)][i / 4 % (Width / 8)][i % 4] *= sizes.scale;
+  tile::store(head_matrix<T>(x.dq, place.sample, place.head), first, sizes.queries, sizes.width, q_tile, row,
+              dq);
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
+/// Attention forward on the tensor cores (Dao, "FlashAttention-2", 2023). A thread block takes a block of
+/// queries of one head and walks over the keys that they see; each warp keeps its rows of the output, their
+/// reference exponents and sums in registers, and everything is written once, at the end.
+#ifndef TESSERA_OPS_CUDA_DETAIL_ATTENTION_FORWARD_CUH
+#define TESSERA_OPS_CUDA_DETAIL_ATTENTION_FORWARD_CUH
+
+namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
+
+/// Tile sizes of the forward kernel. Two row tiles of 16 a warp: each right operand read from shared memory
+/// serves two products.
+template <int Width>
+struct attention_forward_tuning {
+  static constexpr int warps = 4, row_tiles = 2, keys = 64;
+  static constexpr bool keep_queries = Width == 64; ///< In registers, from the first product to the last.
+  static constexpr int threads = 32 * warps, queries = 16 * row_tiles * warps;
+  static constexpr int shared_bytes = (queries + 2 * keys) * Width * 2;
+};
+
+template <storage_scalar T>
+struct attention_forward_arguments {
+  attention_heads<T> out;
+  float* log_sum_exp;
+  attention_heads<T const> q, k, v;
+  attention_sizes sizes;
+  bool aligned;
+};
+
+/// Softmax over columns that come in blocks. Exponentials are taken relative to a reference for each row.
+/// The reference follows the row's maximum, but not at once: while the maximum exceeds it by less than 2^8,
+/// nothing can overflow, and a pass over the output is saved.
+template <int M, int N>
+class online_softmax {
+public:
+  __device__ online_softmax() {
+#pragma unroll
+    for (int i = 0; i < 2 * M; ++i) {
+      reference_[i / 2][i % 2] = lowest;
+      sum_[i / 2][i % 2] = 0;
+    }
+  }
+
+  /// Turns scores into exponentials of factor * score, factor > 0 and in units of log 2; rescales `out`.
+  template <int W>
+  __device__ void apply(float (&scores)[M][N][4], float (&out)[M][W][4], float factor) {
+    float top[M][2];
+    auto far = false;
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        auto largest = scores[m][0][2 * h];
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+          largest = fmaxf(largest, fmaxf(scores[m][n][2 * h], scores[m][n][2 * h + 1]));
+        top[m][h] = maximum_of_row(largest) * factor;
+        far = far || top[m][h] > reference_[m][h] + 8;
+      }
+    if (__any_sync(0xffffffffu, far)) follow(top, out);
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          auto const e = exec::exp2_approximate(fmaf(scores[m][n][i], factor, -reference_[m][i / 2]));
+          scores[m][n][i] = e;
+          sum_[m][i / 2] += e;
+        }
+  }
+
+  /// Adds up the sums of the lanes of a row; call once, after the last block.
+  __device__ void finish() {
+#pragma unroll
+    for (int i = 0; i < 2 * M; ++i) sum_[i / 2][i % 2] = sum_of_row(sum_[i / 2][i % 2]);
+  }
+  /// What the output of row (m, h) must be multiplied by, zero where nothing was seen.
+  __device__ float normaliser(int m, int h) const {
+    return sum_[m][h] > 0 ? 1 / sum_[m][h] : 0.0f;
+  }
+  __device__ float log_sum_exp(int m, int h) const {
+    return (reference_[m][h] + log2f(sum_[m][h])) * log_of_2;
+  }
+
+private:
+  /// Finite, so that the difference to the score of a hidden key, minus infinity, is no NaN.
+  static constexpr float lowest = std::numeric_limits<float>::lowest();
+
+  template <int W>
+  __device__ void follow(float const (&top)[M][2], float (&out)[M][W][4]) {
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        auto const reference = fmaxf(reference_[m][h], top[m][h]);
+        auto const shrink = exec::exp2_approximate(reference_[m][h] - reference);
+        reference_[m][h] = reference;
+        sum_[m][h] *= shrink;
+#pragma unroll
+        for (int n = 0; n < W; ++n) {
+          out[m][n][2 * h] *= shrink;
+          out[m][n][2 * h + 1] *= shrink;
+        }
+      }
+  }
+
+  float reference_[M][2], sum_[M][2]; ///< The sum is that of the lane's own columns until finish().
+};
+
+/// The keys and the values of a block have one place in shared memory each: while one is multiplied, the
+/// other is on its way.
+template <exec::tensor_core_scalar T, int Width>
+TESSERA_KERNEL void __launch_bounds__(attention_forward_tuning<Width>::threads, 2)
+    attention_forward_tiles(attention_forward_arguments<T> x) {
+  using tuning = attention_forward_tuning<Width>;
+  using tile = attention_tile<T, Width>;
+  constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
+  constexpr int M = tuning::row_tiles, N = keys / 8;
+  using rows = std::conditional_t<tuning::keep_queries, typename tile::template rows_in_registers<M>,
+                                  typename tile::template rows_in_shared<M>>;
+  auto const sizes = x.sizes;
+  auto const blocks = blocks_of(sizes.queries, queries);
+  attention_place const place(sizes.heads, blocks);
+  auto const lane = static_cast<int>(threadIdx.x % 32);
+  auto const row = static_cast<int>(threadIdx.x / 32) * 16 * M; // the warp's first, in the block
+  auto const first = (blocks - 1 - place.block) * queries; // the block's first: the longest walks start first
+  auto const key_head = place.head / sizes.group();
+  head_matrix<T const> const q(x.q, place.sample, place.head), k(x.k, place.sample, key_head),
+      v(x.v, place.sample, key_head);
+
+  auto* const q_tile = exec::dynamic_shared<T>();
+  auto *const k_tile = q_tile + queries * Width, *const v_tile = k_tile + keys * Width;
+  float out[M][Width / 8][4] = {};
+  online_softmax<M, N> softmax;
+  auto const factor = fabsf(sizes.scale) * log2_of_e;
+
+  auto const end = sizes.visible((first + queries < sizes.queries ? first + queries : sizes.queries) - 1);
+  auto const warp_begin = sizes.visible(first + row);
+  auto const warp_end = first + row < sizes.queries ? sizes.visible(first + row + 16 * M - 1) : 0;
+  tile::template load<queries, threads>(q_tile, q, first, sizes.queries, sizes.width);
+  tile::template load<keys, threads>(k_tile, k, 0, sizes.keys, sizes.width);
+  exec::copy_async_commit();
+  exec::copy_async_wait<0>();
+  __syncthreads();
+  rows const q_rows(q_tile, row);
+  for (int key = 0; key < end; key += keys) {
+    float scores[M][N][4] = {};
+    exec::copy_async_wait<0>();
+    __syncthreads(); // the keys are there, and nobody reads values any more
+    tile::template load<keys, threads>(v_tile, v, key, sizes.keys, sizes.width);
+    exec::copy_async_commit();
+    if (key < warp_end) tile::multiply_transposed(scores, q_rows, k_tile);
+
+    exec::copy_async_wait<0>();
+    __syncthreads(); // the values are there, and nobody reads keys any more
+    if (key + keys < end) {
+      tile::template load<keys, threads>(k_tile, k, key + keys, sizes.keys, sizes.width);
+      exec::copy_async_commit();
+    }
+    if (key >= warp_end) continue;
+    if (sizes.scale < 0) {
+#pragma unroll
+      for (int i = 0; i < M * N * 4; ++i)
+        scores[i / (4 * N)][i / 4 % N][i % 4] = -scores[i / (4 * N)][i / 4 % N][i % 4];
+    }
+    if (key + keys > warp_begin) {
+#pragma unroll
+      for (int i = 0; i < M * N * 4; ++i) {
+        auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+        auto const query = first + row + 16 * m + c / 2 * 8 + lane / 4;
+        if (key + 8 * n + 2 * (lane % 4) + c % 2 >= sizes.visible(query))
+          scores[m][n][c] = -std::numeric_limits<float>::infinity();
+      }
+    }
+    softmax.apply(scores, out, factor);
+    tile::multiply(out, packed_product<T, M, N>(scores), v_tile);
+  }
+
+  softmax.finish();
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      auto const normaliser = softmax.normaliser(m, h);
+#pragma unroll
+      for (int n = 0; n < Width / 8; ++n) {
+        out[m][n][2 * h] *= normaliser;
+        out[m][n][2 * h + 1] *= normaliser;
+      }
+      auto const query = first + row + 16 * m + 8 * h + lane / 4;
+      if (lane % 4 == 0 && query < sizes.queries)
+        x.log_sum_exp[(index_t{place.sample} * sizes.heads + place.head) * sizes.queries + query] =
+            softmax.log_sum_exp(m, h);
+    }
+  tile::store(head_matrix<T>(x.out, place.sample, place.head), first, sizes.queries, sizes.width, q_tile, row,
+              out);
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
+/// Attention in plain CUDA C++, for what the tensor cores' tiles do not take: fp32, which stays fp32 in every
+/// product, and heads wider than 128. One warp a row of the result, one lane a column of the scores; the row
+/// and its sums stand in shared memory. Written to be checked against the formula, not to be fast.
+#ifndef TESSERA_OPS_CUDA_DETAIL_ATTENTION_PLAIN_CUH
+#define TESSERA_OPS_CUDA_DETAIL_ATTENTION_PLAIN_CUH
+
+namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
+
+/// Four warps a block, fewer where rows are so wide that their shared memory would not fit: each warp has
+/// `floats_per_warp`.
+struct attention_plain_tuning {
+  static constexpr int warps = 4, shared_bytes = 48 << 10;
+
+  static int threads(int floats_per_warp) noexcept {
+    auto const fitting = shared_bytes / (4 * floats_per_warp);
+    return 32 * (fitting < 1 ? 1 : fitting < warps ? fitting : warps);
+  }
+};
+
+/// The row of the result that a warp works on, and its lane.
+struct warp_row {
+  int lane, token, head, sample;
+  bool inside;
+
+  __device__ warp_row(int tokens, int heads, int batch) : lane(static_cast<int>(threadIdx.x % 32)) {
+    auto const row = index_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32;
+    token = static_cast<int>(row % tokens);
+    head = static_cast<int>(row / tokens % heads);
+    sample = static_cast<int>(row / tokens / heads);
+    inside = sample < batch;
+  }
+};
+
+/// The warp's part of the dynamic shared memory.
+__device__ inline float* floats_of_warp(int count) {
+  return exec::dynamic_shared<float>() + threadIdx.x / 32 * static_cast<unsigned>(count);
+}
+
+__device__ inline float maximum_of_warp(float x) {
+  for (int step = 16; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
+  return x;
+}
+__device__ inline float sum_of_warp(float x) {
+  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+  return x;
+}
+
+template <storage_scalar T>
+__device__ float dot(float const* a, T const* b, int width) {
+  float sum = 0;
+  for (int d = 0; d < width; ++d) sum += a[d] * static_cast<float>(b[d]);
+  return sum;
+}
+
+/// sum[d] = shrink * sum[d] + Σ weight * row first + j, where `weight` is lane j's, over j < count.
+template <storage_scalar T>
+__device__ void add_rows(float* sum, float shrink, float weight, head_matrix<T const> const& rows, int first,
+                         int count, int width, int lane) {
+  for (int begin = 0; begin < width; begin += 32) {
+    auto const d = begin + lane;
+    float part = 0;
+    for (int j = 0; j < count; ++j) {
+      auto const w = __shfl_sync(0xffffffffu, weight, j);
+      if (d < width) part += w * static_cast<float>(rows.row(first + j)[d]);
+    }
+    if (d < width) sum[d] = sum[d] * shrink + part;
+  }
+}
+
+template <storage_scalar T>
+__device__ void load_row(float* to, T const* from, int width, int lane, float factor = 1) {
+  for (int d = lane; d < width; d += 32) to[d] = factor * static_cast<float>(from[d]);
+}
+template <storage_scalar T>
+__device__ void store_row(T* to, float const* from, int width, int lane, float factor = 1) {
+  for (int d = lane; d < width; d += 32) to[d] = T(factor * from[d]);
+}
+__device__ inline void clear_row(float* row, int width, int lane) {
+  for (int d = lane; d < width; d += 32) row[d] = 0;
+}
+
+template <storage_scalar T>
+TESSERA_KERNEL void attention_forward_plain(attention_forward_arguments<T> x, int batch) {
+  auto const sizes = x.sizes;
+  warp_row const at(sizes.queries, sizes.heads, batch);
+  if (!at.inside) return;
+  auto const key_head = at.head / sizes.group();
+  head_matrix<T const> const k(x.k, at.sample, key_head), v(x.v, at.sample, key_head);
+  auto *const q = floats_of_warp(2 * sizes.width), *const out = q + sizes.width;
+  load_row(q, head_matrix<T const>(x.q, at.sample, at.head).row(at.token), sizes.width, at.lane, sizes.scale);
+  clear_row(out, sizes.width, at.lane);
+  __syncwarp();
+
+  auto top = -std::numeric_limits<float>::infinity();
+  float sum = 0;
+  auto const visible = sizes.visible(at.token);
+  for (int key = 0; key < visible; key += 32) {
+    auto const seen = key + at.lane < visible;
+    auto const score =
+        seen ? dot(q, k.row(key + at.lane), sizes.width) : -std::numeric_limits<float>::infinity();
+    auto const new_top = fmaxf(top, maximum_of_warp(score));
+    auto const p = seen ? elementary::exp(score - new_top) : 0.0f, shrink = elementary::exp(top - new_top);
+    sum = sum * shrink + sum_of_warp(p);
+    top = new_top;
+    add_rows(out, shrink, p, v, key, visible - key < 32 ? visible - key : 32, sizes.width, at.lane);
+  }
+  store_row(head_matrix<T>(x.out, at.sample, at.head).row(at.token), out, sizes.width, at.lane,
+            sum > 0 ? 1 / sum : 0.0f);
+  if (at.lane == 0)
+    x.log_sum_exp[(index_t{at.sample} * sizes.heads + at.head) * sizes.queries + at.token] = top + logf(sum);
+}
+
+template <storage_scalar T>
+TESSERA_KERNEL void attention_backward_queries_plain(attention_backward_arguments<T> x, int batch) {
+  auto const sizes = x.sizes;
+  warp_row const at(sizes.queries, sizes.heads, batch);
+  if (!at.inside) return;
+  auto const key_head = at.head / sizes.group();
+  head_matrix<T const> const k(x.k, at.sample, key_head), v(x.v, at.sample, key_head);
+  auto *const q = floats_of_warp(3 * sizes.width), *const d_out = q + sizes.width,
+              *const dq = d_out + sizes.width;
+  load_row(q, head_matrix<T const>(x.q, at.sample, at.head).row(at.token), sizes.width, at.lane, sizes.scale);
+  load_row(d_out, head_matrix<T const>(x.d_out, at.sample, at.head).row(at.token), sizes.width, at.lane);
+  clear_row(dq, sizes.width, at.lane);
+  __syncwarp();
+
+  auto const number = x.rows_of(at.sample, at.head) + at.token;
+  auto const total = x.log_sum_exp[number], delta = x.delta[number];
+  auto const visible = sizes.visible(at.token);
+  for (int key = 0; key < visible; key += 32) {
+    float ds = 0;
+    if (key + at.lane < visible) {
+      auto const p = elementary::exp(dot(q, k.row(key + at.lane), sizes.width) - total);
+      ds = p * (dot(d_out, v.row(key + at.lane), sizes.width) - delta);
+    }
+    add_rows(dq, 1.0f, ds, k, key, visible - key < 32 ? visible - key : 32, sizes.width, at.lane);
+  }
+  store_row(head_matrix<T>(x.dq, at.sample, at.head).row(at.token), dq, sizes.width, at.lane, sizes.scale);
+}
+
+template <storage_scalar T>
+TESSERA_KERNEL void attention_backward_keys_plain(attention_backward_arguments<T> x, int batch) {
+  auto const sizes = x.sizes;
+  warp_row const at(sizes.keys, sizes.key_heads, batch);
+  if (!at.inside) return;
+  auto *const k = floats_of_warp(4 * sizes.width), *const v = k + sizes.width;
+  auto *const dk = v + sizes.width, *const dv = dk + sizes.width;
+  load_row(k, head_matrix<T const>(x.k, at.sample, at.head).row(at.token), sizes.width, at.lane, sizes.scale);
+  load_row(v, head_matrix<T const>(x.v, at.sample, at.head).row(at.token), sizes.width, at.lane);
+  clear_row(dk, sizes.width, at.lane);
+  clear_row(dv, sizes.width, at.lane);
+  __syncwarp();
+
+  auto const begin =
+      at.token > sizes.first_query ? at.token - sizes.first_query : 0; // the first that sees it
+  for (int head = at.head * sizes.group(); head < (at.head + 1) * sizes.group(); ++head) {
+    head_matrix<T const> const q(x.q, at.sample, head), d_out(x.d_out, at.sample, head);
+    auto const numbers = x.rows_of(at.sample, head);
+    for (int query = begin; query < sizes.queries; query += 32) {
+      float p = 0, ds = 0;
+      if (query + at.lane < sizes.queries) {
+        auto const number = numbers + query + at.lane;
+        p = elementary::exp(dot(k, q.row(query + at.lane), sizes.width) - x.log_sum_exp[number]);
+        ds = p * (dot(v, d_out.row(query + at.lane), sizes.width) - x.delta[number]);
+      }
+      auto const count = sizes.queries - query < 32 ? sizes.queries - query : 32;
+      add_rows(dv, 1.0f, p, d_out, query, count, sizes.width, at.lane);
+      add_rows(dk, 1.0f, ds, q, query, count, sizes.width, at.lane);
+    }
+  }
+  store_row(head_matrix<T>(x.dk, at.sample, at.head).row(at.token), dk, sizes.width, at.lane, sizes.scale);
+  store_row(head_matrix<T>(x.dv, at.sample, at.head).row(at.token), dv, sizes.width, at.lane);
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+template <>
+struct attention_on<exec::cuda_backend> {
+  template <class T>
+  using heads = cuda_detail::attention_heads<T>;
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void forward(Ex& ex, heads<T> out, view<float, 3, exec::cuda_memory> log_sum_exp, heads<T const> q,
+                      heads<T const> k, heads<T const> v, detail::attention_shape const& shape,
+                      site where = site::here()) {
+    if (shape.width == 0) return;
+    using namespace cuda_detail;
+    attention_forward_arguments<T> const x{out,
+                                           log_sum_exp.data(),
+                                           q,
+                                           k,
+                                           v,
+                                           attention_sizes(shape, where),
+                                           rows_are_aligned<T>(out) && rows_are_aligned<T const>(q) &&
+                                               rows_are_aligned<T const>(k) && rows_are_aligned<T const>(v)};
+    auto const tiled =
+        x.aligned && for_width<T>(shape.width, [&]<int Width>(std::integral_constant<int, Width>) {
+          using tuning = attention_forward_tuning<Width>;
+          launch_blocks<tuning>(ex, shape.batch * shape.heads * blocks_of(x.sizes.queries, tuning::queries),
+                                attention_forward_tiles<T, Width>, x, where);
+        });
+    if (!tiled)
+      launch_rows(ex, shape.batch, shape.heads * shape.queries, 2 * shape.width, attention_forward_plain<T>,
+                  x, where);
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void backward(Ex& ex, heads<T> dq, heads<T> dk, heads<T> dv, heads<T const> d_out, heads<T const> q,
+                       heads<T const> k, heads<T const> v, heads<T const> out,
+                       view<float const, 3, exec::cuda_memory> log_sum_exp,
+                       detail::attention_shape const& shape, site where = site::here()) {
+    if (shape.width == 0) return;
+    using namespace cuda_detail;
+    auto const rows = shape.batch * shape.heads * shape.queries;
+    auto* const delta =
+        ex.template handle<exec::scratch<delta_memory, exec::cuda_memory>>().template take<float>(rows,
+                                                                                                  where);
+    attention_backward_arguments<T> const x{
+        dq,
+        dk,
+        dv,
+        d_out,
+        q,
+        k,
+        v,
+        out,
+        log_sum_exp.data(),
+        delta,
+        attention_sizes(shape, where),
+        rows_are_aligned<T>(dq) && rows_are_aligned<T>(dk) && rows_are_aligned<T>(dv) &&
+            rows_are_aligned<T const>(d_out) && rows_are_aligned<T const>(q) &&
+            rows_are_aligned<T const>(k) && rows_are_aligned<T const>(v) && rows_are_aligned<T const>(out)};
+    exec::launch(ex,
+                 {.grid = exec::grid_of((rows * 8 + attention_delta_threads - 1) / attention_delta_threads, 1,
+                                        1, where),
+                  .block = dim3(attention_delta_threads),
+                  .where = where},
+                 attention_delta<T>, x, rows);
+    auto const tiled =
+        x.aligned && for_width<T>(shape.width, [&]<int Width>(std::integral_constant<int, Width>) {
+          using of_keys = attention_keys_tuning<Width>;
+          using of_queries = attention_queries_tuning<Width>;
+          launch_blocks<of_keys>(ex, shape.batch * shape.key_heads * blocks_of(x.sizes.keys, of_keys::keys),
+                                 attention_backward_keys<T, Width>, x, where);
+          launch_blocks<of_queries>(
+              ex, shape.batch * shape.heads * blocks_of(x.sizes.queries, of_queries::queries),
+              attention_backward_queries<T, Width>, x, where);
+        });
+    if (tiled) return;
+    launch_rows(ex, shape.batch, shape.key_heads * shape.keys, 4 * shape.width,
+                attention_backward_keys_plain<T>, x, where);
+    launch_rows(ex, shape.batch, shape.heads * shape.queries, 3 * shape.width,
+                attention_backward_queries_plain<T>, x, where);
+  }
+
+private:
+  struct delta_memory {};
+
+  /// Calls `with` with the narrowest tile that heads of `width` fit; false where there is none.
+  template <storage_scalar T, class With>
+  static bool for_width(index_t width, With&& with) {
+    if constexpr (sizeof(T) == 2) {
+      if (width <= 64)
+        with(std::integral_constant<int, 64>());
+      else if (width <= 96)
+        with(std::integral_constant<int, 96>());
+      else if (width <= 128)
+        with(std::integral_constant<int, 128>());
+      return width <= 128;
+    } else {
+      return false;
+    }
+  }
+
+  template <class Tuning, exec::cuda_space Ex, class Arguments>
+  static void launch_blocks(Ex& ex, index_t blocks, void (*kernel)(Arguments), Arguments const& x,
+                            site where) {
+    exec::launch(ex,
+                 {.grid = exec::grid_of(narrow<int>(blocks, where), 1, 1, where),
+                  .block = dim3(Tuning::threads),
+                  .shared_bytes = Tuning::shared_bytes,
+                  .where = where},
+                 kernel, x);
+  }
+
+  /// A warp for each of `rows` rows of each sample, with so many floats of shared memory.
+  template <exec::cuda_space Ex, class Arguments>
+  static void launch_rows(Ex& ex, index_t batch, index_t rows, index_t floats, void (*kernel)(Arguments, int),
+                          Arguments const& x, site where) {
+    auto const threads = cuda_detail::attention_plain_tuning::threads(narrow<int>(floats, where));
+    auto const warps = threads / 32;
+    exec::launch(ex,
+                 {.grid = exec::grid_of(narrow<int>((batch * rows + warps - 1) / warps, where), 1, 1, where),
+                  .block = dim3(static_cast<unsigned>(threads)),
+                  .shared_bytes = static_cast<std::size_t>(4 * floats * warps),
+                  .where = where},
+                 kernel, x, narrow<int>(batch, where));
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// cast on CUDA: one pass; between equal types the device's own copy.
+#ifndef TESSERA_OPS_CUDA_CAST_CUH
+#define TESSERA_OPS_CUDA_CAST_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+struct copy_element {
+  TESSERA_HOST_DEVICE void operator()(float& y, float x) const noexcept { y = x; }
+};
+} // namespace cuda_detail
+
+template <>
+struct cast_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar To, storage_scalar From>
+  static void run(Ex& ex, view<To, 1, typename Ex::memory> out, view<From const, 1, typename Ex::memory> in) {
+    if constexpr (std::same_as<To, From>) {
+      if (out.data() != in.data()) exec::copy(ex, out.span(), in.span());
+    } else {
+      exec::for_elements(ex, in.size(), cuda_detail::copy_element{}, exec::writes(out.data()),
+                         exec::reads(in.data()));
+    }
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// cross_entropy on CUDA: a block takes a row, reads it with a running maximum in every thread (online
+/// softmax, Milakov and Gimelshein, 2018), and once more for its gradient, last elements first: those are
+/// still in the caches, as the whole row is in the second level's.
+#ifndef TESSERA_OPS_CUDA_CROSS_ENTROPY_CUH
+#define TESSERA_OPS_CUDA_CROSS_ENTROPY_CUH
+
+#include <cub/block/block_reduce.cuh>
+
+/// Bad values that only kernels see: tokens and targets outside their range. A kernel raises the fault and
+/// goes on without harm; the space's next `synchronize` throws what the host operation would have thrown.
+///
+///     auto& found = ex.template handle<cuda_detail::faults>();
+///     launch(..., found.expect(fault::target, classes, where), ...);     // a fault_flag, passed by value
+///     if (bad) flag.raise(row, target);                                  // in the kernel
+#ifndef TESSERA_OPS_CUDA_DETAIL_FAULTS_CUH
+#define TESSERA_OPS_CUDA_DETAIL_FAULTS_CUH
+
+namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
+
+using exec::cuda_memory;
+
+enum class fault { target, token, token_backward };
+
+/// Where a kernel leaves the fault of the lowest row: the row counted down from 2^31 - 1, above the value.
+/// Zero: none.
+struct fault_flag {
+  unsigned long long* word;
+
+  __device__ void raise(index_t row, std::int32_t value) const {
+    constexpr index_t last = 0x7ffffffe; // rows beyond are reported as this one
+    auto const from_end = static_cast<unsigned long long>(last + 1 - (row < last ? row : last));
+    atomicMax(word, from_end << 32 | static_cast<std::uint32_t>(value));
+  }
+};
+
+/// A handle of exec::cuda.
+class faults final : public exec::late_check {
+public:
+  explicit faults(exec::cuda& ex) : ex_(&ex), words_({kinds}, ex.scratch_account()) { ex.watch(*this); }
+
+  /// The flag for a kernel that is about to start, whose values must lie in [0, limit). Where they stand in a
+  /// matrix, `row` counts its elements row by row.
+  fault_flag expect(fault kind, index_t limit, site where, index_t columns = 1) {
+    expected_[static_cast<int>(kind)] = {limit, columns > 0 ? columns : 1, where};
+    return {words_.data() + static_cast<int>(kind)};
+  }
+
+  void look(site) override {
+    unsigned long long raised[kinds];
+    exec::cuda_check(
+        cudaMemcpyAsync(raised, words_.data(), sizeof raised, cudaMemcpyDeviceToHost, ex_->stream()),
+        "cudaMemcpyAsync");
+    exec::cuda_check(cudaStreamSynchronize(ex_->stream()), "cudaStreamSynchronize");
+    for (int kind = 0; kind < kinds; ++kind)
+      if (raised[kind] != 0) {
+        exec::zero(*ex_, words_.span());
+        report(static_cast<fault>(kind), index_t{0x7fffffff} - static_cast<index_t>(raised[kind] >> 32),
+               static_cast<std::int32_t>(raised[kind] & 0xffffffffu), expected_[kind]);
+      }
+  }
+
+private:
+  static constexpr int kinds = 3;
+  struct expectation {
+    index_t limit = 0, columns = 1;
+    site where;
+  };
+
+  [[noreturn]] static void report(fault kind, index_t row, std::int32_t value, expectation const& expected) {
+    if (kind == fault::target)
+      throw size_error("E-ops-004", expected.where, "cross_entropy: the target of row ", row, " is ", value,
+                       ", must lie in [0, ", expected.limit, ") or be ignore_index (", ignore_index, ")");
+    throw size_error("E-ops-011", expected.where, kind == fault::token ? "embedding" : "embedding_backward",
+                     ": the token at (", row / expected.columns, ", ", row % expected.columns, ") is ", value,
+                     ", must lie in [0, ", expected.limit, ")");
+  }
+
+  exec::cuda* ex_;
+  tensor<unsigned long long, 1, cuda_memory> words_;
+  expectation expected_[kinds];
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+/// The softmax of some of a row's elements.
+struct softmax_part {
+  float maximum = -0x1.fffffep+127f; // the lowest finite number: rows may begin with minus infinities
+  float exponentials = 0;            // of x - maximum
+  float logits = 0;
+
+  template <int N>
+  __device__ __forceinline__ void add(float const (&x)[N]) {
+    auto higher = maximum;
+#pragma unroll
+    for (int i = 0; i < N; ++i) higher = elementary::larger(higher, x[i]);
+    if (higher > maximum) {
+      exponentials *= elementary::exp(maximum - higher);
+      maximum = higher;
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      exponentials += elementary::exp(x[i] - maximum);
+      logits += x[i];
+    }
+  }
+};
+
+struct merge_softmax {
+  __device__ softmax_part operator()(softmax_part const& a, softmax_part const& b) const {
+    softmax_part both;
+    both.maximum = elementary::larger(a.maximum, b.maximum);
+    both.exponentials = a.exponentials * elementary::exp(a.maximum - both.maximum) +
+                        b.exponentials * elementary::exp(b.maximum - both.maximum);
+    both.logits = a.logits + b.logits;
+    return both;
+  }
+};
+
+/// A row cut at the boundaries of 16 bytes: `head` elements, `packs` of N, the rest.
+template <storage_scalar T>
+struct row_pieces {
+  static constexpr int n = exec::pack_size<T>;
+  index_t head, packs, single;
+
+  __device__ row_pieces(T const* row, index_t width) {
+    auto const past = static_cast<index_t>(reinterpret_cast<std::uintptr_t>(row) % 16 / sizeof(T));
+    head = past == 0 ? 0 : static_cast<index_t>(16 / sizeof(T)) - past;
+    if (head > width) head = width;
+    packs = (width - head) / n;
+    single = width - packs * n;
+  }
+  __device__ index_t pack(index_t p) const { return head + p * n; }
+  /// The elements outside packs, counted from 0.
+  __device__ index_t element(index_t s) const { return s < head ? s : s + packs * n; }
+};
+
+struct loss_and_count {
+  double loss = 0, count = 0;
+};
+struct add_losses {
+  __device__ loss_and_count operator()(loss_and_count const& a, loss_and_count const& b) const {
+    return {a.loss + b.loss, a.count + b.count};
+  }
+};
+
+template <storage_scalar T>
+__device__ void fill_row(T* x, index_t classes, float value) {
+  for (auto i = index_t{threadIdx.x}; i < classes; i += blockDim.x) x[i] = T(value);
+}
+
+template <int Threads, storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(Threads)
+    cross_entropy_kernel(T* logits, index_t stride, index_t classes, float* losses,
+                         std::int32_t const* targets, cross_entropy_options<cuda_memory> options,
+                         fault_flag flag) {
+  using reduce = cub::BlockReduce<softmax_part, Threads>;
+  constexpr int n = row_pieces<T>::n;
+  __shared__ typename reduce::TempStorage storage;
+  __shared__ softmax_row shared_row;
+  auto const row = index_t{blockIdx.x};
+  auto* x = logits + row * stride;
+  auto const target = targets[row];
+  auto const is_class = target >= 0 && target < classes;
+  if (!is_class) {
+    auto const ignored = target == ignore_index;
+    constexpr auto not_a_number = std::bit_cast<float>(0x7fc00000u);
+    if (threadIdx.x == 0) {
+      losses[row] = ignored ? 0.0f : not_a_number;
+      if (!ignored) flag.raise(row, target);
+    }
+    if (options.write_gradient) fill_row(x, classes, ignored ? 0.0f : not_a_number);
+    return;
+  }
+
+  row_pieces<T> const pieces(x, classes);
+  softmax_part part;
+  for (auto p = index_t{threadIdx.x}; p < pieces.packs; p += Threads) {
+    float value[n];
+    exec::load_pack(value, x + pieces.pack(p));
+    part.add(value);
+  }
+  for (auto s = index_t{threadIdx.x}; s < pieces.single; s += Threads) {
+    float const value[1] = {static_cast<float>(x[pieces.element(s)])};
+    part.add(value);
+  }
+  part = reduce(storage).Reduce(part, merge_softmax{});
+  if (threadIdx.x == 0) {
+    shared_row = {part.maximum, part.exponentials, part.maximum + elementary::log(part.exponentials),
+                  options.label_smoothing > 0 ? part.logits / static_cast<float>(classes) : 0.0f};
+    losses[row] = cross_entropy_loss(shared_row, static_cast<float>(x[target]), options);
+  }
+  if (!options.write_gradient) return;
+  __syncthreads();
+
+  cross_entropy_slope const g(shared_row, classes, options);
+  auto const maximum = shared_row.maximum;
+  auto const gradient = [&](float logit, index_t i) {
+    auto const even = elementary::exp(logit - maximum) * g.slope - g.even;
+    return i == target ? even - g.target : even;
+  };
+  for (auto s = index_t{threadIdx.x}; s < pieces.single; s += Threads) {
+    auto const i = pieces.element(s);
+    x[i] = T(gradient(static_cast<float>(x[i]), i));
+  }
+  for (auto p = pieces.packs - 1 - index_t{threadIdx.x}; p >= 0; p -= Threads) {
+    auto const first = pieces.pack(p);
+    float value[n];
+    exec::load_pack(value, x + first);
+#pragma unroll
+    for (int i = 0; i < n; ++i) value[i] = gradient(value[i], first + i);
+    exec::store_pack(x + first, value);
+  }
+}
+
+inline constexpr int total_threads = 256;
+
+/// totals (+)= {the sum of the losses, the number of rows that are not ignored}, in one block: one order.
+template <std::floating_point Loss>
+TESSERA_KERNEL void __launch_bounds__(total_threads)
+    loss_totals_kernel(double* totals, Loss const* losses, std::int32_t const* targets, index_t rows,
+                       bool add) {
+  using reduce = cub::BlockReduce<loss_and_count, total_threads>;
+  __shared__ typename reduce::TempStorage storage;
+  loss_and_count mine;
+  for (auto row = index_t{threadIdx.x}; row < rows; row += total_threads) {
+    mine.loss += static_cast<double>(losses[row]);
+    mine.count += targets[row] != ignore_index ? 1 : 0;
+  }
+  auto const all = reduce(storage).Reduce(mine, add_losses{});
+  if (threadIdx.x != 0) return;
+  totals[0] = all.loss + (add ? totals[0] : 0);
+  totals[1] = all.count + (add ? totals[1] : 0);
+}
+
+} // namespace cuda_detail
+
+template <>
+struct cross_entropy_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static sum_and_count run(Ex& ex, view<T, 2, exec::cuda_memory> logits,
+                           view<float, 1, exec::cuda_memory> losses,
+                           view<std::int32_t const, 1, exec::cuda_memory> targets,
+                           cross_entropy_options<exec::cuda_memory> const& options, site where) {
+    using namespace cuda_detail;
+    auto const rows = logits.extent(0), classes = logits.extent(1);
+    if (rows == 0) return {};
+    auto const flag = ex.template handle<faults>().expect(fault::target, classes, where);
+    auto const start = [&](auto threads) {
+      exec::launch(ex, {.grid = exec::grid_of(rows), .block = dim3(decltype(threads)::value), .where = where},
+                   cross_entropy_kernel<decltype(threads)::value, T>, logits.data(), logits.stride(0),
+                   classes, losses.data(), targets.data(), options, flag);
+    };
+    if (classes <= 4096)
+      start(std::integral_constant<int, 128>{});
+    else
+      start(std::integral_constant<int, 1024>{});
+
+    auto const waits = options.totals.empty();
+    auto* totals =
+        waits
+            ? ex.template handle<exec::scratch<cross_entropy_on, exec::cuda_memory>>().template take<double>(
+                  2, where)
+            : options.totals.data();
+    exec::launch(ex, {.block = dim3(total_threads), .where = where}, loss_totals_kernel<float>, totals,
+                 static_cast<float const*>(losses.data()), targets.data(), rows, !waits);
+    if (!waits) return {};
+    double result[2];
+    exec::copy(ex, std::span<double>(result), device_span<double const, exec::cuda_memory>(totals, 2), where);
+    return {result[0], result[1]};
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// dropout on CUDA: one pass that draws its random words where it uses them, four elements from one counter.
+#ifndef TESSERA_OPS_CUDA_DROPOUT_CUH
+#define TESSERA_OPS_CUDA_DROPOUT_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+/// y = dropout(x), or residual + dropout(x).
+struct dropout_elements {
+  dropout_mask mask;
+
+  template <int N>
+  TESSERA_HOST_DEVICE void operator()(index_t first, float (&y)[N], float const (&x)[N]) const noexcept {
+    auto const index = mask.first_index + static_cast<std::uint64_t>(first);
+    if (N >= 4 && index % 4 == 0) {
+      for (int quad = 0; quad < N / 4; ++quad) {
+        auto const four = mask.random.words(index / 4 + static_cast<std::uint64_t>(quad));
+        for (int w = 0; w < 4; ++w) y[4 * quad + w] = mask.apply(x[4 * quad + w], four.word[w]);
+      }
+    } else {
+      for (int i = 0; i < N; ++i)
+        y[i] = mask.apply(x[i], mask.random.bits(index + static_cast<std::uint64_t>(i)));
+    }
+  }
+
+  template <int N>
+  TESSERA_HOST_DEVICE void operator()(index_t first, float (&y)[N], float const (&residual)[N],
+                                      float const (&x)[N]) const noexcept {
+    (*this)(first, y, x);
+    for (int i = 0; i < N; ++i) y[i] += residual[i];
+  }
+};
+
+} // namespace cuda_detail
+
+template <>
+struct dropout_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void run(Ex& ex, view<T, 2, typename Ex::memory> out, view<T const, 2, typename Ex::memory> residual,
+                  view<T const, 2, typename Ex::memory> in, dropout_mask const& mask) {
+    using array = view<T const, 1, typename Ex::memory>;
+    auto const size = in.size();
+    cuda_detail::dropout_elements const dropout{mask};
+    auto const y = exec::writes(out.data());
+    auto const r = exec::reads(residual.data()), x = exec::reads(in.data());
+    if (mask.probability > 0 && residual.data() != nullptr)
+      exec::for_elements(ex, size, dropout, y, r, x);
+    else if (mask.probability > 0)
+      exec::for_elements(ex, size, dropout, y, x);
+    else if (residual.data() != nullptr)
+      add_on<exec::cuda_backend>::run(ex, view<T, 1, typename Ex::memory>(out.data(), {size}),
+                                      array(residual.data(), {size}), array(in.data(), {size}));
+    else
+      cast_on<exec::cuda_backend>::run(ex, view<T, 1, typename Ex::memory>(out.data(), {size}),
+                                       array(in.data(), {size}));
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// embedding on CUDA. The backward sorts the rows by token (a stable radix sort), so that each row of the
+/// table is summed in float, in the order of the tokens, and written once.
+#ifndef TESSERA_OPS_CUDA_EMBEDDING_CUH
+#define TESSERA_OPS_CUDA_EMBEDDING_CUH
+
+#include <cub/device/device_radix_sort.cuh>
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+inline constexpr int embedding_lanes = 32, embedding_rows = 8; ///< A warp takes a row.
+
+/// Rows of a matrix, for kernels that read or write packs of them.
+template <class T>
+struct matrix_rows {
+  T* data;
+  index_t stride;
+  bool aligned; ///< Every row begins at a boundary of 16 bytes.
+
+  explicit matrix_rows(view<T, 2, cuda_memory> matrix) noexcept
+      : data(matrix.data()), stride(matrix.stride(0)),
+        aligned(exec::aligned16(matrix.data(), matrix.stride(0))) {}
+  __device__ T* at(index_t row, index_t column) const { return data + row * stride + column; }
+};
+
+template <storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
+    embedding_kernel(matrix_rows<T> out, view<std::int32_t const, 2, cuda_memory> tokens,
+                     matrix_rows<T const> table, matrix_rows<T const> positions, index_t first_position,
+                     index_t classes, index_t width, fault_flag flag) {
+  constexpr int n = exec::pack_size<T>;
+  auto const row = index_t{blockIdx.x} * embedding_rows + threadIdx.y;
+  if (row >= tokens.size()) return;
+  auto const t = row % tokens.extent(1);
+  auto const token = *tokens.address(row / tokens.extent(1), t);
+  auto const known = token >= 0 && token < classes;
+  if (!known && threadIdx.x == 0) flag.raise(row, token);
+  for (auto column = index_t{threadIdx.x} * n; column < width; column += embedding_lanes * n) {
+    auto const count = width - column;
+    float value[n];
+#pragma unroll
+    for (int i = 0; i < n; ++i) value[i] = std::bit_cast<float>(0x7fc00000u); // what no token embeds to: NaN
+    if (known) exec::load_part(value, table.at(token, column), count, table.aligned);
+    if (positions.data != nullptr) {
+      float position[n];
+      exec::load_part(position, positions.at(first_position + t, column), count, positions.aligned);
+#pragma unroll
+      for (int i = 0; i < n; ++i) value[i] += position[i];
+    }
+    exec::store_part(out.at(row, column), value, count, out.aligned);
+  }
+}
+
+/// What is sorted: each row's token (`classes` for one that is none) and its number.
+template <std::unsigned_integral Key>
+TESSERA_KERNEL void __launch_bounds__(256)
+    token_keys_kernel(Key* keys, std::int32_t* rows, view<std::int32_t const, 2, cuda_memory> tokens,
+                      std::uint32_t classes, fault_flag flag) {
+  auto const row = index_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (row >= tokens.size()) return;
+  auto const token = *tokens.address(row / tokens.extent(1), row % tokens.extent(1));
+  auto const known = token >= 0 && static_cast<Key>(token) < classes;
+  if (!known) flag.raise(row, token);
+  keys[row] = known ? static_cast<Key>(token) : classes;
+  rows[row] = static_cast<std::int32_t>(row);
+}
+
+/// first[v] = the number of sorted keys below v, for v in [0, classes].
+template <std::unsigned_integral Key>
+TESSERA_KERNEL void __launch_bounds__(256)
+    token_starts_kernel(std::int32_t* first, Key const* keys, std::int32_t count, Key classes) {
+  auto const v = blockIdx.x * blockDim.x + threadIdx.x;
+  if (v > classes) return;
+  std::int32_t low = 0, high = count;
+  while (low < high) {
+    auto const middle = low + (high - low) / 2;
+    if (keys[middle] < v)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  first[v] = low;
+}
+
+/// Which rows of the gradient belong to a row of the table: those of its token.
+struct rows_of_token {
+  std::int32_t const* first;
+  std::int32_t const* rows;
+
+  __device__ index_t begin(index_t token) const { return first[token]; }
+  __device__ index_t end(index_t token) const { return first[token + 1]; }
+  __device__ index_t row(index_t k, index_t) const { return rows[k]; }
+};
+
+/// Those of its position, one of each sample.
+struct rows_of_position {
+  index_t samples, length, first_position;
+
+  __device__ index_t begin(index_t) const { return 0; }
+  __device__ index_t end(index_t position) const {
+    auto const t = position - first_position;
+    return t >= 0 && t < length ? samples : 0;
+  }
+  __device__ index_t row(index_t k, index_t position) const { return k * length + position - first_position; }
+};
+
+/// out[i] (+)= the sum of its rows of `in`, in their order: a warp for each i and each 32 packs of columns.
+template <storage_scalar G, storage_scalar T, class Rows>
+TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
+    row_sums_kernel(matrix_rows<G> out, matrix_rows<T const> in, Rows rows, index_t count, index_t width,
+                    bool accumulate) {
+  constexpr int n = exec::pack_size<G, T>;
+  auto const i = index_t{blockIdx.x} * embedding_rows + threadIdx.y;
+  auto const column = (index_t{blockIdx.y} * embedding_lanes + threadIdx.x) * n;
+  auto const left = width - column;
+  if (i >= count || left <= 0) return;
+  auto const begin = rows.begin(i), end = rows.end(i);
+  if (begin == end && accumulate) return;
+  float sum[n] = {};
+  if (accumulate) exec::load_part(sum, out.at(i, column), left, out.aligned);
+#pragma unroll 4
+  for (auto k = begin; k < end; ++k) {
+    float value[n];
+    exec::load_part(value, in.at(rows.row(k, i), column), left, in.aligned);
+#pragma unroll
+    for (int j = 0; j < n; ++j) sum[j] += value[j];
+  }
+  exec::store_part(out.at(i, column), sum, left, out.aligned);
+}
+
+} // namespace cuda_detail
+
+template <>
+struct embedding_on<exec::cuda_backend> {
+  template <class T, int Rank>
+  using device_view = view<T, Rank, exec::cuda_memory>;
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void forward(Ex& ex, device_view<T, 2> out, device_view<std::int32_t const, 2> tokens,
+                      device_view<T const, 2> table, device_view<T const, 2> positions,
+                      index_t first_position, site where) {
+    using namespace cuda_detail;
+    auto const classes = table.extent(0);
+    auto const flag = ex.template handle<faults>().expect(fault::token, classes, where, tokens.extent(1));
+    exec::launch(ex,
+                 {.grid = exec::grid_of((tokens.size() + embedding_rows - 1) / embedding_rows),
+                  .block = dim3(embedding_lanes, embedding_rows),
+                  .where = where},
+                 embedding_kernel<T>, matrix_rows<T>(out), tokens, matrix_rows<T const>(table),
+                 matrix_rows<T const>(positions), first_position, classes, table.extent(1), flag);
+  }
+
+  template <exec::cuda_space Ex, storage_scalar G, storage_scalar T>
+  static void backward(Ex& ex, device_view<G, 2> d_table, device_view<G, 2> d_positions,
+                       device_view<T const, 2> d_out, device_view<std::int32_t const, 2> tokens,
+                       embedding_backward_options const& options, site where) {
+    using namespace cuda_detail;
+    sum_rows(ex, d_table, d_out, sorted(ex, tokens, d_table.extent(0), where), options.accumulate_table,
+             where);
+    if (d_positions.data() != nullptr)
+      sum_rows(ex, d_positions, d_out,
+               rows_of_position{tokens.extent(0), tokens.extent(1), options.first_position},
+               options.accumulate_positions, where);
+  }
+
+private:
+  template <class Tag, class T, exec::cuda_space Ex>
+  static T* take(Ex& ex, index_t count, site where) {
+    return ex.template handle<exec::scratch<Tag, exec::cuda_memory>>().template take<T>(count, where);
+  }
+  struct keys_in;
+  struct keys_out;
+  struct rows_in;
+  struct rows_out;
+  struct starts;
+  struct sorting;
+
+  template <exec::cuda_space Ex>
+  static cuda_detail::rows_of_token sorted(Ex& ex, device_view<std::int32_t const, 2> tokens, index_t classes,
+                                           site where) {
+    using namespace cuda_detail;
+    auto const count = narrow<std::int32_t>(tokens.size(), where);
+    auto const limit = static_cast<std::uint32_t>(narrow<std::int32_t>(classes, where));
+    auto* keys = take<keys_in, std::uint32_t>(ex, count, where);
+    auto* keys_sorted = take<keys_out, std::uint32_t>(ex, count, where);
+    auto* rows = take<rows_in, std::int32_t>(ex, count, where);
+    auto* rows_sorted = take<rows_out, std::int32_t>(ex, count, where);
+    auto* first = take<starts, std::int32_t>(ex, classes + 1, where);
+    if (count > 0) {
+      auto const flag =
+          ex.template handle<faults>().expect(fault::token_backward, classes, where, tokens.extent(1));
+      exec::launch(ex, {.grid = exec::grid_of((count + 255) / 256), .block = dim3(256), .where = where},
+                   token_keys_kernel<std::uint32_t>, keys, rows, tokens, limit, flag);
+      auto const bits = static_cast<int>(std::bit_width(limit));
+      std::size_t bytes = 0;
+      auto const sort = [&](void* memory) {
+        exec::cuda_check(cub::DeviceRadixSort::SortPairs(memory, bytes,
+                                                         static_cast<std::uint32_t const*>(keys), keys_sorted,
+                                                         static_cast<std::int32_t const*>(rows), rows_sorted,
+                                                         count, 0, bits, ex.stream()),
+                         "cub::DeviceRadixSort::SortPairs", where);
+      };
+      sort(nullptr); // asks for the bytes
+      sort(take<sorting, char>(ex, narrow<index_t>(bytes > 0 ? bytes : 1, where), where));
+    }
+    exec::launch(ex, {.grid = exec::grid_of((classes + 256) / 256), .block = dim3(256), .where = where},
+                 token_starts_kernel<std::uint32_t>, first, static_cast<std::uint32_t const*>(keys_sorted),
+                 count, limit);
+    return {first, rows_sorted};
+  }
+
+  template <exec::cuda_space Ex, storage_scalar G, storage_scalar T, class Rows>
+  static void sum_rows(Ex& ex, device_view<G, 2> out, device_view<T const, 2> in, Rows rows, bool accumulate,
+                       site where) {
+    using namespace cuda_detail;
+    constexpr index_t across = embedding_lanes * exec::pack_size<G, T>;
+    auto const count = out.extent(0), width = out.extent(1);
+    exec::launch(
+        ex,
+        {.grid = exec::grid_of((count + embedding_rows - 1) / embedding_rows, (width + across - 1) / across),
+         .block = dim3(embedding_lanes, embedding_rows),
+         .where = where},
+        row_sums_kernel<G, T, Rows>, matrix_rows<G>(out), matrix_rows<T const>(in), rows, count, width,
+        accumulate);
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// gelu on CUDA: one pass.
+#ifndef TESSERA_OPS_CUDA_GELU_CUH
+#define TESSERA_OPS_CUDA_GELU_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+template <gelu_form Form>
+struct gelu_element {
+  TESSERA_HOST_DEVICE void operator()(float& y, float x) const noexcept { y = gelu_value<Form>(x); }
+};
+template <gelu_form Form>
+struct gelu_gradient {
+  TESSERA_HOST_DEVICE void operator()(float& dx, float dy, float x) const noexcept {
+    dx = dy * gelu_slope<Form>(x);
+  }
+};
+
+} // namespace cuda_detail
+
+template <>
+struct gelu_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void forward(Ex& ex, view<T, 1, typename Ex::memory> out, view<T const, 1, typename Ex::memory> in,
+                      gelu_form form) {
+    auto const run = [&](auto element) {
+      exec::for_elements(ex, in.size(), element, exec::writes(out.data()), exec::reads(in.data()));
+    };
+    if (form == gelu_form::tanh)
+      run(cuda_detail::gelu_element<gelu_form::tanh>{});
+    else
+      run(cuda_detail::gelu_element<gelu_form::erf>{});
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void backward(Ex& ex, view<T, 1, typename Ex::memory> d_in,
+                       view<T const, 1, typename Ex::memory> d_out, view<T const, 1, typename Ex::memory> in,
+                       gelu_form form) {
+    auto const run = [&](auto element) {
+      exec::for_elements(ex, in.size(), element, exec::writes(d_in.data()), exec::reads(d_out.data()),
+                         exec::reads(in.data()));
+    };
+    if (form == gelu_form::tanh)
+      run(cuda_detail::gelu_gradient<gelu_form::tanh>{});
+    else
+      run(cuda_detail::gelu_gradient<gelu_form::erf>{});
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// layer_norm on CUDA: see detail/norm_rows.cuh.
+#ifndef TESSERA_OPS_CUDA_LAYER_NORM_CUH
+#define TESSERA_OPS_CUDA_LAYER_NORM_CUH
+
+/// Layer norm and RMS norm on CUDA are one algorithm. A row up to 16384 elements is read once and stays in
+/// registers until it is written; the backward keeps rows up to 8192 elements, and the sums for gain and bias
+/// of the rows that a block goes through (half as many where rows do not allow accesses of 16 bytes). Longer
+/// rows are read again for each sum (from the second-level cache as a rule) and their sums for gain and bias
+/// stand in scratch memory meanwhile.
+#ifndef TESSERA_OPS_CUDA_DETAIL_NORM_ROWS_CUH
+#define TESSERA_OPS_CUDA_DETAIL_NORM_ROWS_CUH
+
+#include <algorithm>
+
+/// Sums over the rows of fp32 partial results, in fixed order: how gradients of what all rows share (the gain
+/// and bias of a norm) are finished.
+#ifndef TESSERA_OPS_CUDA_DETAIL_PARTIAL_SUMS_CUH
+#define TESSERA_OPS_CUDA_DETAIL_PARTIAL_SUMS_CUH
+
+namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
+
+inline constexpr int partial_columns = 32, partial_lanes = 32;
+
+/// One block for 32 columns: thread (x, y) adds up the rows y, y + 32, ... of column x, then the first row of
+/// threads adds their results in order. Block row k serves the output k, whose partial results start
+/// k * width elements into each row.
+template <storage_scalar G, int Outputs>
+struct partial_outputs {
+  G* out[Outputs];
+};
+
+template <storage_scalar G, int Outputs>
+TESSERA_KERNEL void __launch_bounds__(partial_columns* partial_lanes)
+    partial_sum_kernel(partial_outputs<G, Outputs> outputs, float const* partial, index_t rows, index_t width,
+                       bool accumulate) {
+  __shared__ float sums[partial_lanes][partial_columns];
+  auto const column = index_t{blockIdx.x} * partial_columns + threadIdx.x;
+  auto const* from = partial + blockIdx.y * width + column;
+  auto sum = 0.0f;
+  if (column < width)
+    for (index_t row = threadIdx.y; row < rows; row += partial_lanes) sum += from[row * Outputs * width];
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || column >= width) return;
+  auto* out = outputs.out[0];
+#pragma unroll
+  for (unsigned k = 1; k < Outputs; ++k)
+    if (blockIdx.y == k) out = outputs.out[k];
+  auto total = accumulate ? static_cast<float>(out[column]) : 0.0f;
+  for (int lane = 0; lane < partial_lanes; ++lane) total += sums[lane][threadIdx.x];
+  out[column] = G(total);
+}
+
+/// outputs.out[k][i] (+)= the sum over r of partial[(r * Outputs + k) * width + i].
+template <exec::cuda_space Ex, storage_scalar G, int Outputs>
+void add_partials(Ex& ex, partial_outputs<G, Outputs> outputs, float const* partial, index_t rows,
+                  index_t width, bool accumulate, site where) {
+  exec::launch(ex,
+               {.grid = exec::grid_of((width + partial_columns - 1) / partial_columns, Outputs),
+                .block = dim3(partial_columns, partial_lanes),
+                .where = where},
+               partial_sum_kernel<G, Outputs>, outputs, partial, rows, width, accumulate);
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
+/// How kernels that work row by row are laid out: a group of threads to a row, each thread with its share of
+/// the row in registers. A block holds blockDim.y groups of blockDim.x threads, whole warps; a thread of a
+/// group takes the packs threadIdx.x, threadIdx.x + blockDim.x, ... of the row.
+#ifndef TESSERA_OPS_CUDA_DETAIL_ROWS_CUH
+#define TESSERA_OPS_CUDA_DETAIL_ROWS_CUH
+
+#include <type_traits>
+
+namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
+
+/// The most threads of a group, and of a block.
+inline constexpr int most_row_threads = 512;
+
+/// Threads to a row of `width` elements, `each` elements to a thread at most: a power of two of them, up to
+/// most_row_threads. Rows that are longer still are worked through in stretches.
+inline index_t row_threads(index_t width, int each) noexcept {
+  index_t threads = 32;
+  while (threads < most_row_threads && threads * each < width) threads *= 2;
+  return threads;
+}
+
+/// Rows of a matrix.
+template <class T>
+struct row_array {
+  T* data;
+  index_t stride;
+
+  template <memory_space M>
+  row_array(view<T, 2, M> rows) : data(rows.data()), stride(rows.stride(0)) {} // NOLINT: meant to be implicit
+  __device__ __forceinline__ T* row(index_t r) const { return data + r * stride; }
+  bool aligned() const { return exec::aligned16(data, stride); }
+};
+
+/// Calls f(k, i) for each pack k of this thread in the stretch of a row that starts at `begin`, whose first
+/// element is i. N is the elements of an access of 16 bytes, or 1 where rows do not allow those.
+template <int N, int Packs, class F>
+__device__ __forceinline__ void for_packs(int begin, int width, F&& f) {
+#pragma unroll
+  for (int k = 0; k < Packs; ++k) {
+    auto const i = begin + (k * int(blockDim.x) + int(threadIdx.x)) * N;
+    if (i < width) f(k, i);
+  }
+}
+
+/// The thread's packs of a stretch, as they are stored.
+template <int N, int Packs, storage_scalar T>
+struct row_packs {
+  struct single {
+    T values[1];
+  };
+  std::conditional_t<N == 1, single, exec::vector16<T>> pack[Packs];
+
+  __device__ __forceinline__ float operator()(int k, int e) const { return pack[k].values[e]; }
+};
+
+/// Reads them; 0 behind the row's end. All loads are under way before the first is waited for.
+template <int N, int Packs, storage_scalar T>
+__device__ __forceinline__ row_packs<N, Packs, T> read_packs(T const* row, int begin, int width) {
+  row_packs<N, Packs, T> read = {};
+  for_packs<N, Packs>(begin, width, [&](int k, int i) {
+    if constexpr (N == 1)
+      read.pack[k].values[0] = row[i];
+    else
+      read.pack[k] = exec::load16(row + i);
+  });
+  return read;
+}
+
+/// Replaces each value by its sum over the threads of the group, the same bits in all of them. Called by the
+/// whole block, or by whole groups where a group is one warp.
+template <int Count>
+__device__ __forceinline__ void sum_over_group(float (&value)[Count]) {
+  constexpr auto all = 0xffffffffu;
+#pragma unroll
+  for (int c = 0; c < Count; ++c)
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) value[c] += __shfl_xor_sync(all, value[c], distance);
+  if (blockDim.x == 32) return;
+
+  __shared__ float of_warp[Count][most_row_threads / 32];
+  auto const group_first = threadIdx.y * blockDim.x / 32, warps = blockDim.x / 32;
+  __syncthreads(); // the sums before these have been read
+  if (threadIdx.x % 32 == 0)
+    for (int c = 0; c < Count; ++c) of_warp[c][group_first + threadIdx.x / 32] = value[c];
+  __syncthreads();
+#pragma unroll
+  for (int c = 0; c < Count; ++c) {
+    value[c] = 0;
+    for (unsigned w = 0; w < warps; ++w) value[c] += of_warp[c][group_first + w];
+  }
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
+
+template <storage_scalar T>
+struct norm_forward {
+  row_array<T> out, sums; ///< `sums` and `b` are empty where there is no residual.
+  row_array<T const> a, b;
+  T const *gain, *bias;
+  float *mean, *deviation;
+  index_t rows;
+  int width;
+  float share, epsilon; ///< 1 / width
+};
+
+/// Elements of a row that a thread keeps: forward 32, backward two numbers for each of 16, and two sums; half
+/// as many where accesses are single elements, since each has its address.
+constexpr int forward_share(int n) noexcept {
+  return n == 1 ? 16 : 32;
+}
+constexpr int backward_share(int n) noexcept {
+  return n == 1 ? 8 : 16;
+}
+
+template <bool Centred, int N, storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_forward_kernel(norm_forward<T> const p) {
+  constexpr int packs = forward_share(N) / N;
+  auto const row = index_t{blockIdx.x} * blockDim.y + threadIdx.y;
+  if (row >= p.rows) return; // a whole group, which is one warp where a block has several
+  auto const width = p.width, stretch = packs * N * int(blockDim.x);
+  auto const held = width <= stretch;
+
+  float x[packs][N];
+  // The first reading adds the residual and stores the sum, which any further one reads.
+  auto const read = [&](int begin, bool first) {
+    auto const with_residual = p.sums.data != nullptr;
+    auto const a =
+        read_packs<N, packs, T>(with_residual && !first ? p.sums.row(row) : p.a.row(row), begin, width);
+    for (int k = 0; k < packs; ++k)
+      for (int e = 0; e < N; ++e) x[k][e] = a(k, e);
+    if (!with_residual || !first) return;
+    auto const b = read_packs<N, packs>(p.b.row(row), begin, width);
+    for_packs<N, packs>(begin, width, [&](int k, int i) {
+      for (int e = 0; e < N; ++e) x[k][e] = T(x[k][e] + b(k, e)); // rounded as stored
+      exec::store_pack(p.sums.row(row) + i, x[k]);
+    });
+  };
+  float sum[1] = {};
+  auto centre = 0.0f;
+  if (Centred) {
+    for (int begin = 0; begin < width; begin += stretch) {
+      read(begin, true);
+      for_packs<N, packs>(begin, width, [&](int k, int) {
+        for (int e = 0; e < N; ++e) sum[0] += x[k][e];
+      });
+    }
+    sum_over_group(sum);
+    centre = sum[0] * p.share;
+    sum[0] = 0;
+  }
+  for (int begin = 0; begin < width; begin += stretch) {
+    if (!Centred || !held) read(begin, !Centred);
+    for_packs<N, packs>(begin, width, [&](int k, int) {
+      for (int e = 0; e < N; ++e) sum[0] += (x[k][e] - centre) * (x[k][e] - centre);
+    });
+  }
+  sum_over_group(sum);
+  auto const r = 1.0f / sqrtf(sum[0] * p.share + p.epsilon);
+  if (threadIdx.x == 0) {
+    if (Centred) p.mean[row] = centre;
+    p.deviation[row] = r;
+  }
+  for (int begin = 0; begin < width; begin += stretch) {
+    if (!held) read(begin, false);
+    for_packs<N, packs>(begin, width, [&](int k, int i) {
+      float gain[N], bias[N] = {};
+      exec::load_pack(gain, p.gain + i);
+      if (Centred) exec::load_pack(bias, p.bias + i);
+      for (int e = 0; e < N; ++e) x[k][e] = (x[k][e] - centre) * r * gain[e] + bias[e];
+      exec::store_pack(p.out.row(row) + i, x[k]);
+    });
+  }
+}
+
+template <storage_scalar T>
+struct norm_backward {
+  row_array<T> d_in;
+  row_array<T const> d_out, in;
+  T const* gain;
+  float const *mean, *deviation;
+  float* partial; ///< For each block a row of d_gain, and one of d_bias where centred.
+  index_t rows, rows_per_block;
+  int width;
+  float share;
+  bool accumulate_input;
+};
+
+/// With h = d_out * gain and n the normalised input:
+///     d_in = (h - mean(h) - n mean(h n)) / deviation   (without mean(h) where not centred),
+///     d_gain = sum over rows of d_out n,  d_bias = sum over rows of d_out.
+template <bool Centred, int N, storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_backward_kernel(norm_backward<T> const p) {
+  constexpr int packs = backward_share(N) / N, kinds = Centred ? 2 : 1;
+  auto const width = p.width, stretch = packs * N * int(blockDim.x);
+  auto const held = width <= stretch;
+  auto* const partial = p.partial + index_t{blockIdx.x} * kinds * width;
+
+  row_packs<N, packs, T> dy;
+  float x[packs][N], sums[kinds][packs][N] = {}; // x: normalised
+  if (!held)
+    for (int i = int(threadIdx.x); i < kinds * width; i += int(blockDim.x)) partial[i] = 0;
+
+  auto const first_row = index_t{blockIdx.x} * p.rows_per_block;
+  auto const end = (std::min)(first_row + p.rows_per_block, p.rows);
+  // All groups take part in each round, since they meet in sum_over_group; in the last some find no row.
+  for (auto round = first_row; round < end; round += blockDim.y) {
+    auto const row = round + threadIdx.y;
+    auto const here = row < end ? width : 0;
+    auto const r = here > 0 ? p.deviation[row] : 0.0f;
+    auto const centre = Centred && here > 0 ? p.mean[row] : 0.0f;
+    auto const read = [&](int begin) {
+      dy = read_packs<N, packs>(p.d_out.row(row), begin, here);
+      auto const in = read_packs<N, packs>(p.in.row(row), begin, here);
+      for (int k = 0; k < packs; ++k)
+        for (int e = 0; e < N; ++e) x[k][e] = (in(k, e) - centre) * r;
+    };
+    float means[kinds] = {}; // of h n, and of h
+    for (int begin = 0; begin < width; begin += stretch) {
+      read(begin);
+      for_packs<N, packs>(begin, here, [&](int k, int i) {
+        float gain[N];
+        exec::load_pack(gain, p.gain + i);
+        for (int e = 0; e < N; ++e) {
+          auto const h = dy(k, e) * gain[e];
+          means[0] += h * x[k][e];
+          if (Centred) means[kinds - 1] += h;
+        }
+      });
+    }
+    sum_over_group(means);
+    auto const hn_mean = means[0] * p.share, h_mean = Centred ? means[kinds - 1] * p.share : 0.0f;
+
+    for (int begin = 0; begin < width; begin += stretch) {
+      if (!held) read(begin);
+      for_packs<N, packs>(begin, here, [&](int k, int i) {
+        float gain[N], d[N] = {};
+        exec::load_pack(gain, p.gain + i);
+        if (p.accumulate_input) exec::load_pack(d, p.d_in.row(row) + i);
+        for (int e = 0; e < N; ++e) {
+          sums[0][k][e] += dy(k, e) * x[k][e];
+          if (Centred) sums[kinds - 1][k][e] += dy(k, e);
+          d[e] += (dy(k, e) * gain[e] - h_mean - x[k][e] * hn_mean) * r;
+        }
+        exec::store_pack(p.d_in.row(row) + i, d);
+        if (!held)
+          for (int kind = 0; kind < kinds; ++kind)
+            for (int e = 0; e < N; ++e) {
+              partial[kind * width + i + e] += sums[kind][k][e];
+              sums[kind][k][e] = 0;
+            }
+      });
+    }
+  }
+
+  // The groups' sums, one group after the other: each adds to what the one before left in shared memory.
+  if (!held) return;
+  auto* const so_far = exec::dynamic_shared<float>();
+  for (unsigned group = 0; group < blockDim.y; ++group) {
+    if (threadIdx.y == group)
+      for_packs<N, packs>(0, width, [&](int k, int i) {
+        for (int kind = 0; kind < kinds; ++kind)
+          for (int e = 0; e < N; ++e) {
+            auto const at = kind * width + i + e;
+            auto const total = sums[kind][k][e] + (group > 0 ? so_far[at] : 0.0f);
+            (group + 1 < blockDim.y ? so_far : partial)[at] = total;
+          }
+      });
+    __syncthreads();
+  }
+}
+
+/// Centred: subtract the mean and add a bias (layer norm). Otherwise `mean`, `bias` and `d_bias` are not
+/// used.
+template <bool Centred>
+struct norm_rows {
+  template <exec::cuda_space Ex, storage_scalar T, memory_space M = typename Ex::memory>
+  static void forward(Ex& ex, view<T, 2, M> out, view<T, 2, M> sums, view<float, 1, M> mean,
+                      view<float, 1, M> deviation, view<T const, 2, M> a, view<T const, 2, M> b,
+                      view<T const, 1, M> gain, view<T const, 1, M> bias, float epsilon) {
+    auto const rows = a.extent(0), width = a.extent(1);
+    norm_forward<T> const p{.out = out,
+                            .sums = sums,
+                            .a = a,
+                            .b = b,
+                            .gain = gain.data(),
+                            .bias = bias.data(),
+                            .mean = mean.data(),
+                            .deviation = deviation.data(),
+                            .rows = rows,
+                            .width = narrow<int>(width),
+                            .share = 1.0f / static_cast<float>((std::max)(width, index_t{1})),
+                            .epsilon = epsilon};
+    constexpr int wide = exec::pack_size<T>;
+    auto const aligned = width % wide == 0 && p.out.aligned() && p.sums.aligned() && p.a.aligned() &&
+                         p.b.aligned() && exec::aligned16(p.gain) && exec::aligned16(p.bias);
+    auto const across = row_threads(width, forward_share(aligned ? wide : 1));
+    auto const down = across == 32 ? index_t{4} : index_t{1};
+    exec::launch(ex, {.grid = exec::grid_of((rows + down - 1) / down), .block = exec::grid_of(across, down)},
+                 aligned ? norm_forward_kernel<Centred, wide, T> : norm_forward_kernel<Centred, 1, T>, p);
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar G, memory_space M = typename Ex::memory>
+  static void backward(Ex& ex, view<T, 2, M> d_in, view<G, 1, M> d_gain, view<G, 1, M> d_bias,
+                       view<T const, 2, M> d_out, view<T const, 2, M> in, view<float const, 1, M> mean,
+                       view<float const, 1, M> deviation, view<T const, 1, M> gain, bool accumulate,
+                       bool accumulate_input, site where) {
+    constexpr int kinds = Centred ? 2 : 1;
+    auto const rows = in.extent(0), width = in.extent(1);
+    constexpr int wide = exec::pack_size<T>;
+    auto const aligned = width % wide == 0 && row_array(d_in).aligned() && row_array(d_out).aligned() &&
+                         row_array(in).aligned() && exec::aligned16(gain.data());
+    auto const across = row_threads(width, backward_share(aligned ? wide : 1));
+    auto const down = (std::max)(index_t{256} / across, index_t{1});
+    // A number of blocks that does not depend on the device: nor does the order of the sums.
+    auto const rounds = (rows + down - 1) / down;
+    auto const rows_per_block = (rounds + most_blocks - 1) / most_blocks * down;
+    auto const blocks = rows > 0 ? (rows + rows_per_block - 1) / rows_per_block : 0;
+    auto& scratch = ex.template handle<exec::scratch<norm_rows, M>>();
+    auto* partial = scratch.template take<float>(blocks * kinds * width, where);
+
+    norm_backward<T> const p{.d_in = d_in,
+                             .d_out = d_out,
+                             .in = in,
+                             .gain = gain.data(),
+                             .mean = mean.data(),
+                             .deviation = deviation.data(),
+                             .partial = partial,
+                             .rows = rows,
+                             .rows_per_block = rows_per_block,
+                             .width = narrow<int>(width),
+                             .share = 1.0f / static_cast<float>((std::max)(width, index_t{1})),
+                             .accumulate_input = accumulate_input};
+    exec::launch(ex,
+                 {.grid = exec::grid_of(blocks),
+                  .block = exec::grid_of(across, down),
+                  .shared_bytes = down > 1 ? static_cast<std::size_t>(kinds * width) * sizeof(float) : 0,
+                  .where = where},
+                 aligned ? norm_backward_kernel<Centred, wide, T> : norm_backward_kernel<Centred, 1, T>, p);
+
+    partial_outputs<G, kinds> outputs{{d_gain.data()}};
+    if constexpr (Centred) outputs.out[1] = d_bias.data();
+    add_partials(ex, outputs, partial, blocks, width, accumulate, where);
+  }
+
+private:
+  static constexpr index_t most_blocks = 256;
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+template <>
+struct layer_norm_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T, memory_space M>
+  static void forward(Ex& ex, view<T, 2, M> out, view<T, 2, M> sum, view<float, 1, M> mean,
+                      view<float, 1, M> deviation, view<T const, 2, M> a, view<T const, 2, M> b,
+                      view<T const, 1, M> gain, view<T const, 1, M> bias, float epsilon) {
+    cuda_detail::norm_rows<true>::forward(ex, out, sum, mean, deviation, a, b, gain, bias, epsilon);
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar G, memory_space M>
+  static void backward(Ex& ex, view<T, 2, M> d_in, view<G, 1, M> d_gain, view<G, 1, M> d_bias,
+                       view<T const, 2, M> d_out, view<T const, 2, M> in, view<float const, 1, M> mean,
+                       view<float const, 1, M> deviation, view<T const, 1, M> gain,
+                       norm_backward_options options, site where) {
+    cuda_detail::norm_rows<true>::backward(ex, d_in, d_gain, d_bias, d_out, in, mean, deviation, gain,
+                                           options.accumulate, options.accumulate_input, where);
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// linear on CUDA: one product by cuBLASLt that also adds the bias, applies a GELU or the slope of one, or
+/// sums the bias gradient, wherever its rules on addresses allow that; separate kernels elsewhere.
+///
+/// The GELU inside a product is the tanh form, for 16-bit storage: nothing is said of the accuracy of
+/// cuBLASLt's tanh, so fp32 and the erf form go through this library's own formula. A bias gradient that is
+/// added to, and one behind an activation, is summed by a kernel.
+#ifndef TESSERA_OPS_CUDA_LINEAR_CUH
+#define TESSERA_OPS_CUDA_LINEAR_CUH
+
+/// Sums over the rows of a matrix, one for each column, in an order that depends on the number of rows alone:
+/// the bias gradient of a linear layer, and on the same pass the gradient before its activation.
+#ifndef TESSERA_OPS_CUDA_DETAIL_COLUMN_SUMS_CUH
+#define TESSERA_OPS_CUDA_DETAIL_COLUMN_SUMS_CUH
+
+namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
+
+using exec::cuda_memory;
+
+inline constexpr int column_lanes = 32;    // threads across, a pack of columns each
+inline constexpr int column_rows = 8;      // threads down
+inline constexpr index_t split_rows = 128; // rows whose sum is one partial sum
+
+/// What is summed: the elements of `in`, or, where `Slope` has a slope, in * slope(before), which also goes
+/// to `out`.
+template <storage_scalar T>
+struct column_source {
+  T const* in;
+  index_t in_stride;
+  T const* before = nullptr;
+  index_t before_stride = 0;
+  T* out = nullptr;
+  index_t out_stride = 0;
+  bool aligned = false; ///< All of them, in every row.
+};
+
+/// Sums as they are.
+struct no_slope {};
+
+template <class Slope, storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(column_lanes* column_rows)
+    column_parts_kernel(float* parts, column_source<T> source, Slope slope, index_t rows, index_t columns) {
+  constexpr int n = exec::pack_size<T>;
+  __shared__ float sums[column_rows][n][column_lanes];
+  auto const lane = static_cast<int>(threadIdx.x), down = static_cast<int>(threadIdx.y);
+  auto const column = (index_t{blockIdx.x} * column_lanes + lane) * n;
+  auto const count = columns - column;
+  auto const end = (index_t{blockIdx.y} + 1) * split_rows;
+  float sum[n] = {};
+  if (count > 0)
+    for (auto row = index_t{blockIdx.y} * split_rows + down; row < (end < rows ? end : rows);
+         row += column_rows) {
+      float value[n];
+      exec::load_part(value, source.in + row * source.in_stride + column, count, source.aligned);
+      if constexpr (!std::same_as<Slope, no_slope>) {
+        float before[n];
+        exec::load_part(before, source.before + row * source.before_stride + column, count, source.aligned);
+#pragma unroll
+        for (int i = 0; i < n; ++i) value[i] *= slope(before[i]);
+        exec::store_part(source.out + row * source.out_stride + column, value, count, source.aligned);
+      }
+#pragma unroll
+      for (int i = 0; i < n; ++i) sum[i] += value[i];
+    }
+#pragma unroll
+  for (int i = 0; i < n; ++i) sums[down][i][lane] = sum[i];
+  __syncthreads();
+  if (down != 0) return;
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    for (int other = 1; other < column_rows; ++other) sum[i] += sums[other][i][lane];
+    if (i < count) parts[index_t{blockIdx.y} * columns + column + i] = sum[i];
+  }
+}
+
+/// sums[columns] (+)= the columns of source[rows, columns].
+template <exec::cuda_space Ex, storage_scalar G, storage_scalar T, class Slope>
+void column_sums(Ex& ex, G* sums, column_source<T> source, Slope slope, index_t rows, index_t columns,
+                 bool accumulate, site where) {
+  constexpr index_t across = column_lanes * exec::pack_size<T>;
+  auto const splits = (rows + split_rows - 1) / split_rows;
+  auto* parts = ex.template handle<exec::scratch<column_source<float>, cuda_memory>>().template take<float>(
+      splits * columns, where);
+  exec::launch(ex,
+               {.grid = exec::grid_of((columns + across - 1) / across, splits),
+                .block = dim3(column_lanes, column_rows),
+                .where = where},
+               column_parts_kernel<Slope, T>, parts, source, slope, rows, columns);
+  add_partials(ex, partial_outputs<G, 1>{{sums}}, parts, splits, columns, accumulate, where);
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
+/// Matrix products on CUDA, by cuBLASLt. It multiplies operands of one type into that type or fp32. Where
+/// they differ, or lie in memory as no leading dimension can say, they are first copied into fp32 or dense
+/// scratch memory; a 16-bit result of other operands is made in fp32 and rounded once.
+#ifndef TESSERA_OPS_CUDA_MATMUL_CUH
+#define TESSERA_OPS_CUDA_MATMUL_CUH
+
+/// Matrix products by cuBLASLt: the library's handle, its workspace, and for each shape that came by the
+/// descriptors and the algorithm chosen for it, kept in a handle of exec::cuda.
+///
+/// cuBLASLt counts columns first. A row-major c = a b is its c^T = b^T a^T: this file hands b over as its A
+/// and a as its B, and nobody else thinks about it. Products of fp32 are made in fp32 (no TF32); partial sums
+/// of any product are added in fp32.
+#ifndef TESSERA_OPS_CUDA_DETAIL_CUBLASLT_HPP
+#define TESSERA_OPS_CUDA_DETAIL_CUBLASLT_HPP
+
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include <cublasLt.h>
+
+namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
+
+using exec::cuda_memory;
+
+/// Throws library_error where cuBLASLt did not do what it was called for.
+inline void cublaslt_check(cublasStatus_t status, char const* call, site where) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    throw library_error("E-ops-107", where, call, " failed: ", cublasLtGetStatusName(status), " (",
+                        cublasLtGetStatusString(status), ")");
+}
+
+template <storage_scalar T>
+constexpr cudaDataType data_type() noexcept {
+  if constexpr (std::same_as<T, float>)
+    return CUDA_R_32F;
+  else if constexpr (std::same_as<T, bf16>)
+    return CUDA_R_16BF;
+  else
+    return CUDA_R_16F;
+}
+
+/// The power of two, up to 256, that an address is a multiple of. Algorithms differ in what they ask for.
+inline index_t alignment_of(void const* address) noexcept {
+  auto const bits = reinterpret_cast<std::uintptr_t>(address) | 256u;
+  return static_cast<index_t>(bits & (~bits + 1));
+}
+
+/// How a matrix of a batch lies in memory: rows `leading` elements apart, or columns where `columns` says so.
+struct matrix_layout {
+  bool columns = false;
+  index_t leading = 1, next = 0;
+};
+
+/// None where neither the rows nor the columns are dense and apart. [batch, rows, columns]
+template <class T, memory_space M>
+std::optional<matrix_layout> layout_of(view<T, 3, M> matrix) {
+  auto const rows = matrix.extent(1), columns = matrix.extent(2);
+  auto const next = matrix.extent(0) > 1 ? matrix.stride(0) : 0;
+  auto const dense = [](index_t length, index_t stride) { return length <= 1 || stride == 1; };
+  auto const apart = [](index_t lines, index_t stride, index_t length) {
+    return lines <= 1 || stride >= (length > 1 ? length : 1);
+  };
+  auto const leading = [](index_t lines, index_t stride, index_t length) {
+    auto const least = length > 1 ? length : 1;
+    return lines > 1 ? stride : least;
+  };
+  if (next < 0) return {};
+  if (dense(columns, matrix.stride(2)) && apart(rows, matrix.stride(1), columns))
+    return matrix_layout{false, leading(rows, matrix.stride(1), columns), next};
+  if (dense(rows, matrix.stride(1)) && apart(columns, matrix.stride(2), rows))
+    return matrix_layout{true, leading(columns, matrix.stride(2), rows), next};
+  return {};
+}
+
+/// What is done to a product before it is stored; see ops/cuda/linear.cuh.
+struct product_epilogue {
+  cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_DEFAULT;
+  void const* bias = nullptr; ///< Added, or where column sums go.
+  void const* aux = nullptr;  ///< The matrix before the GELU, written or read.
+  index_t aux_leading = 0;
+};
+
+/// Owns one of cuBLASLt's descriptors.
+template <class Descriptor, cublasStatus_t (*Destroy)(Descriptor)>
+class descriptor {
+public:
+  descriptor() = default;
+  descriptor(descriptor&& other) noexcept : held_(std::exchange(other.held_, nullptr)) {}
+  descriptor& operator=(descriptor&& other) noexcept {
+    std::swap(held_, other.held_);
+    return *this;
+  }
+  ~descriptor() {
+    if (held_ != nullptr) (void)Destroy(held_); // a destructor has nobody to tell
+  }
+  Descriptor get() const noexcept { return held_; }
+  Descriptor* place() noexcept { return &held_; }
+
+private:
+  Descriptor held_ = nullptr;
+};
+
+class cublaslt {
+public:
+  explicit cublaslt(exec::cuda&) {
+    cublaslt_check(cublasLtCreate(library_.place()), "cublasLtCreate", site::here());
+    cublaslt_check(cublasLtMatmulPreferenceCreate(preference_.place()), "cublasLtMatmulPreferenceCreate",
+                   site::here());
+  }
+
+  /// c (+)= a b with the epilogue, on the space's stream. `a` and `b` have one type, c has it too or is fp32.
+  /// False, and nothing done, where a layout is not one that cuBLASLt takes or where it has no algorithm.
+  template <storage_scalar C, storage_scalar T>
+    requires(std::same_as<C, T> || std::same_as<C, float>)
+  bool multiply(exec::cuda& ex, view<C, 3, cuda_memory> c, view<T const, 3, cuda_memory> a,
+                view<T const, 3, cuda_memory> b, bool accumulate, product_epilogue const& epilogue,
+                site where) {
+    auto const of_a = layout_of(a), of_b = layout_of(b);
+    auto const of_c = layout_of(c);
+    if (!of_a || !of_b || !of_c || of_c->columns || a.extent(2) == 0) return false;
+    if (c.extent(0) > 1 && of_c->next < c.extent(1) * of_c->leading) return false;
+    // Everything as cuBLASLt sees it: its A is b^T, its B is a^T, its D is c^T.
+    shape const key{.type = data_type<T>(),
+                    .type_d = data_type<C>(),
+                    .batch = c.extent(0),
+                    .m = c.extent(2),
+                    .n = c.extent(1),
+                    .k = a.extent(2),
+                    .transposed_a = of_b->columns,
+                    .transposed_b = of_a->columns,
+                    .leading_a = of_b->leading,
+                    .leading_b = of_a->leading,
+                    .leading_d = of_c->leading,
+                    .next_a = of_b->next,
+                    .next_b = of_a->next,
+                    .next_d = of_c->next,
+                    .alignment_a = alignment_of(b.data()),
+                    .alignment_b = alignment_of(a.data()),
+                    .alignment_d = alignment_of(c.data()),
+                    .epilogue = epilogue.kind,
+                    .alignment_bias = alignment_of(epilogue.bias),
+                    .alignment_aux = alignment_of(epilogue.aux),
+                    .leading_aux = epilogue.aux_leading};
+    auto const& how = plan_of(ex, key, epilogue, where);
+    if (!how.possible) return false;
+    point_at(how.operation.get(), epilogue, where);
+    float const one = 1, beta = accumulate ? 1.0f : 0.0f;
+    auto* workspace = how.workspace_bytes == 0
+                          ? nullptr
+                          : ex.template handle<exec::scratch<cublaslt, cuda_memory>>().template take<char>(
+                                how.workspace_bytes, where);
+    cublaslt_check(cublasLtMatmul(library_.get(), how.operation.get(), &one, b.data(), how.a.get(), a.data(),
+                                  how.b.get(), &beta, c.data(), how.d.get(), c.data(), how.d.get(),
+                                  &how.algorithm, workspace, static_cast<std::size_t>(how.workspace_bytes),
+                                  ex.stream()),
+                   "cublasLtMatmul", where);
+    return true;
+  }
+
+  /// Shapes that are known.
+  std::size_t plans() const noexcept { return plans_.size(); }
+
+private:
+  /// All that the choice of an algorithm depends on; every member has 64 bits, so that there is no padding.
+  struct shape {
+    index_t type, type_d, batch, m, n, k, transposed_a, transposed_b, leading_a, leading_b, leading_d, next_a,
+        next_b, next_d, alignment_a, alignment_b, alignment_d, epilogue, alignment_bias, alignment_aux,
+        leading_aux;
+
+    bool operator==(shape const&) const = default;
+  };
+  struct hash_of_shape {
+    std::size_t operator()(shape const& key) const noexcept {
+      return std::hash<std::string_view>()({reinterpret_cast<char const*>(&key), sizeof key});
+    }
+  };
+
+  struct plan {
+    bool possible = false;
+    descriptor<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy> operation;
+    descriptor<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy> a, b, d;
+    cublasLtMatmulAlgo_t algorithm{};
+    index_t workspace_bytes = 0;
+  };
+
+  /// More shapes than a program of fixed sizes ever has; beyond it all are forgotten.
+  static constexpr std::size_t most_plans = 4096;
+
+  plan const& plan_of(exec::cuda& ex, shape const& key, product_epilogue const& epilogue, site where) {
+    if (auto const known = plans_.find(key); known != plans_.end()) return known->second;
+    if (plans_.size() >= most_plans) plans_.clear();
+    return plans_.emplace(key, make(ex, key, epilogue, where)).first->second;
+  }
+
+  plan make(exec::cuda& ex, shape const& key, product_epilogue const& epilogue, site where) const {
+    plan made;
+    auto const operation_is = [&](cublasLtMatmulDescAttributes_t attribute, auto value) {
+      cublaslt_check(cublasLtMatmulDescSetAttribute(made.operation.get(), attribute, &value, sizeof value),
+                     "cublasLtMatmulDescSetAttribute", where);
+    };
+    cublaslt_check(cublasLtMatmulDescCreate(made.operation.place(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
+                   "cublasLtMatmulDescCreate", where);
+    operation_is(CUBLASLT_MATMUL_DESC_TRANSA, key.transposed_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+    operation_is(CUBLASLT_MATMUL_DESC_TRANSB, key.transposed_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+    operation_is(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue.kind);
+    if (epilogue.aux != nullptr)
+      operation_is(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, std::int64_t{epilogue.aux_leading});
+    point_at(made.operation.get(), epilogue, where);
+
+    auto const layout = [&](auto& of, index_t type, index_t rows, index_t columns, index_t leading,
+                            index_t next) {
+      cublaslt_check(cublasLtMatrixLayoutCreate(of.place(), static_cast<cudaDataType>(type),
+                                                narrow<std::uint64_t>(rows, where),
+                                                narrow<std::uint64_t>(columns, where), leading),
+                     "cublasLtMatrixLayoutCreate", where);
+      if (key.batch == 1) return;
+      auto const count = narrow<std::int32_t>(key.batch, where);
+      auto const offset = std::int64_t{next};
+      auto const is = [&](cublasLtMatrixLayoutAttribute_t attribute, auto const& value) {
+        cublaslt_check(cublasLtMatrixLayoutSetAttribute(of.get(), attribute, &value, sizeof value),
+                       "cublasLtMatrixLayoutSetAttribute", where);
+      };
+      is(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, count);
+      is(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, offset);
+    };
+    // A is [m, k] and B [k, n] before they are transposed, with columns adjacent.
+    layout(made.a, key.type, key.transposed_a ? key.k : key.m, key.transposed_a ? key.m : key.k,
+           key.leading_a, key.next_a);
+    layout(made.b, key.type, key.transposed_b ? key.n : key.k, key.transposed_b ? key.k : key.n,
+           key.leading_b, key.next_b);
+    layout(made.d, key.type_d, key.m, key.n, key.leading_d, key.next_d);
+    choose(ex, made, key, where);
+    return made;
+  }
+
+  /// The best algorithm by cuBLASLt's own estimate, within the workspace and the alignments.
+  void choose(exec::cuda& ex, plan& made, shape const& key, site where) const {
+    auto const prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
+      cublaslt_check(cublasLtMatmulPreferenceSetAttribute(preference_.get(), attribute, &value, sizeof value),
+                     "cublasLtMatmulPreferenceSetAttribute", where);
+    };
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, narrow<std::uint64_t>(ex.workspace_bytes(), where));
+    // Partial sums of a split k are added in fp32, not in the type of the result.
+    prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, narrow<std::uint32_t>(key.alignment_a, where));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, narrow<std::uint32_t>(key.alignment_b, where));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, narrow<std::uint32_t>(key.alignment_d, where));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, narrow<std::uint32_t>(key.alignment_d, where));
+
+    cublasLtMatmulHeuristicResult_t found{};
+    int count = 0;
+    auto const status =
+        cublasLtMatmulAlgoGetHeuristic(library_.get(), made.operation.get(), made.a.get(), made.b.get(),
+                                       made.d.get(), made.d.get(), preference_.get(), 1, &found, &count);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return;
+    cublaslt_check(status, "cublasLtMatmulAlgoGetHeuristic", where);
+    if (count < 1 || found.state != CUBLAS_STATUS_SUCCESS) return;
+    made.possible = true;
+    made.algorithm = found.algo;
+    made.workspace_bytes = narrow<index_t>(found.workspaceSize, where);
+  }
+
+  static void point_at(cublasLtMatmulDesc_t operation, product_epilogue const& epilogue, site where) {
+    auto const is = [&](cublasLtMatmulDescAttributes_t attribute, void const* value) {
+      if (value != nullptr)
+        cublaslt_check(cublasLtMatmulDescSetAttribute(operation, attribute, &value, sizeof value),
+                       "cublasLtMatmulDescSetAttribute", where);
+    };
+    is(CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.bias);
+    is(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue.aux);
+  }
+
+  descriptor<cublasLtHandle_t, cublasLtDestroy> library_;
+  descriptor<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy> preference_;
+  std::unordered_map<shape, plan, hash_of_shape> plans_;
+};
+
+/// A matrix as a batch of one.
+template <class T, memory_space M>
+view<T, 3, M> batch_of_one(view<T, 2, M> matrix) {
+  return {matrix.data(), {1, matrix.extent(0), matrix.extent(1)}, {0, matrix.stride(0), matrix.stride(1)}};
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+inline constexpr int copy_threads = 256;
+
+/// to = from, or to += from; any strides, element by element: not a path that anything fast takes.
+template <storage_scalar To, storage_scalar From>
+TESSERA_KERNEL void __launch_bounds__(copy_threads)
+    copy_kernel(view<To, 3, cuda_memory> to, view<From const, 3, cuda_memory> from, bool accumulate) {
+  auto const rows = to.extent(1), columns = to.extent(2), count = to.size();
+  for (auto i = index_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += index_t{gridDim.x} * blockDim.x) {
+    auto const row = i / columns, batch = row / rows;
+    auto& place = *to.address(batch, row % rows, i % columns);
+    auto const value = static_cast<float>(*from.address(batch, row % rows, i % columns));
+    place = To(accumulate ? static_cast<float>(place) + value : value);
+  }
+}
+
+template <storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(copy_threads) clear_kernel(view<T, 3, cuda_memory> to) {
+  auto const rows = to.extent(1), columns = to.extent(2), count = to.size();
+  for (auto i = index_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
+       i += index_t{gridDim.x} * blockDim.x)
+    *to.address(i / columns / rows, i / columns % rows, i % columns) = T(0.0f);
+}
+
+template <exec::cuda_space Ex, storage_scalar To, storage_scalar From>
+void copy_matrices(Ex& ex, view<To, 3, cuda_memory> to, view<From const, 3, cuda_memory> from,
+                   bool accumulate, site where) {
+  exec::launch(
+      ex, {.grid = exec::grid_for(ex, to.size(), copy_threads), .block = dim3(copy_threads), .where = where},
+      copy_kernel<To, From>, to, from, accumulate);
+}
+
+template <exec::cuda_space Ex, storage_scalar T>
+void clear_matrices(Ex& ex, view<T, 3, cuda_memory> to, site where) {
+  exec::launch(
+      ex, {.grid = exec::grid_for(ex, to.size(), copy_threads), .block = dim3(copy_threads), .where = where},
+      clear_kernel<T>, to);
+}
+
+/// The operand, or a dense copy of it where its type or its layout is none that cuBLASLt takes.
+template <class Tag, storage_scalar To, exec::cuda_space Ex, storage_scalar From>
+view<To const, 3, cuda_memory> operand_as(Ex& ex, view<From const, 3, cuda_memory> given, site where) {
+  if constexpr (std::same_as<To, From>)
+    if (layout_of(given)) return given;
+  view<To, 3, cuda_memory> const copy(
+      ex.template handle<exec::scratch<Tag, cuda_memory>>().template take<To>(given.size(), where),
+      given.extents());
+  copy_matrices(ex, copy, given, false, where);
+  return copy;
+}
+
+} // namespace cuda_detail
+
+template <>
+struct matmul_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar C, storage_scalar A, storage_scalar B>
+  static void run(Ex& ex, view<C, 2, exec::cuda_memory> c, view<A const, 2, exec::cuda_memory> a,
+                  view<B const, 2, exec::cuda_memory> b, bool accumulate, site where = site::here()) {
+    using cuda_detail::batch_of_one;
+    run_batched(ex, batch_of_one(c), batch_of_one(a), batch_of_one(b), accumulate, where);
+  }
+
+  template <exec::cuda_space Ex, storage_scalar C, storage_scalar A, storage_scalar B>
+  static void run_batched(Ex& ex, view<C, 3, exec::cuda_memory> c, view<A const, 3, exec::cuda_memory> a,
+                          view<B const, 3, exec::cuda_memory> b, bool accumulate, site where) {
+    using namespace cuda_detail;
+    using operand = std::conditional_t<std::same_as<A, B>, A, float>;
+    if (c.empty()) return;
+    if (a.extent(2) == 0) { // sums of nothing
+      if (!accumulate) clear_matrices(ex, c, where);
+      return;
+    }
+    auto const left = operand_as<left_copy, operand>(ex, a, where);
+    auto const right = operand_as<right_copy, operand>(ex, b, where);
+    auto& library = ex.template handle<cublaslt>();
+    if constexpr (std::same_as<C, operand> || std::same_as<C, float>)
+      if (is_target(c)) {
+        if (!library.multiply(ex, c, left, right, accumulate, {}, where)) refuse(c, left, where);
+        return;
+      }
+    view<float, 3, cuda_memory> const sums(
+        ex.template handle<exec::scratch<result_copy, cuda_memory>>().template take<float>(c.size(), where),
+        c.extents());
+    if (!library.multiply(ex, sums, left, right, false, {}, where)) refuse(c, left, where);
+    copy_matrices(ex, c, view<float const, 3, cuda_memory>(sums), accumulate, where);
+  }
+
+private:
+  struct left_copy;
+  struct right_copy;
+  struct result_copy;
+
+  /// Whether cuBLASLt can write it: rows apart, matrices apart.
+  template <storage_scalar C>
+  static bool is_target(view<C, 3, exec::cuda_memory> c) {
+    auto const layout = cuda_detail::layout_of(c);
+    return layout && !layout->columns && (c.extent(0) == 1 || layout->next >= c.extent(1) * layout->leading);
+  }
+
+  template <storage_scalar C, storage_scalar T>
+  [[noreturn]] static void refuse(view<C, 3, exec::cuda_memory> c, view<T const, 3, exec::cuda_memory> a,
+                                  site where) {
+    throw library_error("E-ops-107", where, "cuBLASLt has no algorithm for products of extents ",
+                        text_of(c.extents()), " over ", a.extent(2), " elements of ", scalar_name<T>());
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+struct plus_bias {
+  TESSERA_HOST_DEVICE void operator()(float& y, float sum, float bias) const noexcept { y = sum + bias; }
+};
+struct unchanged {
+  TESSERA_HOST_DEVICE void operator()(float& y, float x) const noexcept { y = x; }
+};
+template <gelu_form Form>
+struct gelu_of {
+  TESSERA_HOST_DEVICE void operator()(float& y, float x) const noexcept { y = gelu_value<Form>(x); }
+};
+/// The slope of the GELU, and the gradient before it.
+template <gelu_form Form>
+struct slope_of {
+  TESSERA_HOST_DEVICE float operator()(float x) const noexcept { return gelu_slope<Form>(x); }
+  TESSERA_HOST_DEVICE void operator()(float& d_in, float d_out, float x) const noexcept {
+    d_in = d_out * gelu_slope<Form>(x);
+  }
+};
+
+/// What cuBLASLt asks of a vector or matrix that an epilogue reads or writes.
+template <class T>
+bool suits_epilogue(view<T, 1, cuda_memory> bias) noexcept {
+  return exec::aligned16(bias.data());
+}
+template <class T>
+bool suits_epilogue(view<T, 2, cuda_memory> aux) noexcept {
+  return exec::aligned16(aux.data()) && aux.stride(0) % 8 == 0 && aux.stride(0) >= aux.extent(1);
+}
+
+} // namespace cuda_detail
+
+template <>
+struct linear_on<exec::cuda_backend> {
+  template <class T, int Rank>
+  using device_view = view<T, Rank, exec::cuda_memory>;
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void forward(Ex& ex, device_view<T, 2> out, device_view<T const, 2> in,
+                      device_view<T const, 2> weight, device_view<T const, 1> bias,
+                      linear_options<T, exec::cuda_memory> const& options, site where) {
+    auto const pre = options.pre_activation;
+    device_view<T const, 2> const weight_t(weight.data(), {weight.extent(1), weight.extent(0)},
+                                           {1, weight.stride(0)});
+    if (options.activation == activation::gelu_tanh &&
+        gelu_by_product(ex, out, in, weight_t, bias, pre, where))
+      return;
+    // Product and bias first, where they are kept or else in the output.
+    auto const before = pre.empty() ? out : pre;
+    product_plus_bias(ex, before, in, weight_t, bias, where);
+    auto const finish = [&](auto function) {
+      exec::for_elements(ex, out.extent(0), out.extent(1), function, exec::writes(out.data(), out.stride(0)),
+                         exec::reads(before.data(), before.stride(0)));
+    };
+    switch (options.activation) {
+    case activation::none:
+      if (!pre.empty()) finish(cuda_detail::unchanged{});
+      break;
+    case activation::gelu_tanh:
+      finish(cuda_detail::gelu_of<gelu_form::tanh>{});
+      break;
+    case activation::gelu_erf:
+      finish(cuda_detail::gelu_of<gelu_form::erf>{});
+      break;
+    }
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar G>
+  static void backward(Ex& ex, linear_gradients<T, G, exec::cuda_memory> const& gradients,
+                       device_view<T const, 2> d_out, device_view<T const, 2> in,
+                       device_view<T const, 2> weight,
+                       linear_backward_options<T, exec::cuda_memory> const& options, site where) {
+    auto const own_activation = options.activation != activation::none;
+    if (own_activation) {
+      auto d_pre = options.scratch;
+      if (d_pre.data() == nullptr)
+        d_pre = {ex.template handle<exec::scratch<linear_on, exec::cuda_memory>>().template take<T>(
+                     d_out.size(), where),
+                 d_out.extents()};
+      if (options.activation == activation::gelu_tanh)
+        before_own_activation(ex, gradients.bias, d_pre, d_out, cuda_detail::slope_of<gelu_form::tanh>{},
+                              options, where);
+      else
+        before_own_activation(ex, gradients.bias, d_pre, d_out, cuda_detail::slope_of<gelu_form::erf>{},
+                              options, where);
+      d_out = d_pre;
+    }
+    weight_gradient(ex, gradients.weight, own_activation ? device_view<G, 1>() : gradients.bias, d_out, in,
+                    options.accumulate, where);
+    input_gradient(ex, gradients.input, d_out, weight, options, where);
+  }
+
+private:
+  using epilogue = cuda_detail::product_epilogue;
+
+  /// out (+)= a b with an epilogue; false where cuBLASLt cannot.
+  template <exec::cuda_space Ex, storage_scalar C, storage_scalar T>
+  static bool product(Ex& ex, device_view<C, 2> out, device_view<T const, 2> a, device_view<T const, 2> b,
+                      epilogue const& then, site where) {
+    using cuda_detail::batch_of_one;
+    return ex.template handle<cuda_detail::cublaslt>().multiply(ex, batch_of_one(out), batch_of_one(a),
+                                                                batch_of_one(b), false, then, where);
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static bool gelu_by_product(Ex& ex, device_view<T, 2> out, device_view<T const, 2> in,
+                              device_view<T const, 2> weight_t, device_view<T const, 1> bias,
+                              device_view<T, 2> pre, site where) {
+    if constexpr (std::same_as<T, float>) {
+      return false;
+    } else {
+      using cuda_detail::suits_epilogue;
+      if (!suits_epilogue(bias) || (!pre.empty() && !suits_epilogue(pre))) return false;
+      auto kind = static_cast<unsigned>(pre.empty() ? CUBLASLT_EPILOGUE_GELU : CUBLASLT_EPILOGUE_GELU_AUX);
+      if (!bias.empty()) kind |= CUBLASLT_EPILOGUE_BIAS;
+      epilogue then{static_cast<cublasLtEpilogue_t>(kind), bias.data()};
+      if (!pre.empty()) then.aux = pre.data(), then.aux_leading = pre.stride(0);
+      return product(ex, out, in, weight_t, then, where);
+    }
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void product_plus_bias(Ex& ex, device_view<T, 2> out, device_view<T const, 2> in,
+                                device_view<T const, 2> weight_t, device_view<T const, 1> bias, site where) {
+    using product_on = matmul_on<exec::cuda_backend>;
+    if (bias.empty()) return product_on::run(ex, out, in, weight_t, false, where);
+    if (cuda_detail::suits_epilogue(bias) &&
+        product(ex, out, in, weight_t, {CUBLASLT_EPILOGUE_BIAS, bias.data()}, where))
+      return;
+    // The sum is rounded once, after the bias.
+    device_view<float, 2> sums;
+    if constexpr (std::same_as<T, float>)
+      sums = out;
+    else
+      sums = {ex.template handle<exec::scratch<fp32_sums, exec::cuda_memory>>().template take<float>(
+                  out.size(), where),
+              out.extents()};
+    product_on::run(ex, sums, in, weight_t, false, where);
+    exec::for_elements(ex, out.extent(0), out.extent(1), cuda_detail::plus_bias{},
+                       exec::writes(out.data(), out.stride(0)), exec::reads(sums.data(), sums.stride(0)),
+                       exec::reads(bias.data()));
+  }
+
+  /// d_pre = d_out * slope(pre), and the sums of its columns.
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar G, class Slope>
+  static void before_own_activation(Ex& ex, device_view<G, 1> bias, device_view<T, 2> d_pre,
+                                    device_view<T const, 2> d_out, Slope slope,
+                                    linear_backward_options<T, exec::cuda_memory> const& options,
+                                    site where) {
+    auto const pre = options.pre_activation;
+    if (bias.empty())
+      exec::for_elements(ex, d_out.extent(0), d_out.extent(1), slope,
+                         exec::writes(d_pre.data(), d_pre.stride(0)),
+                         exec::reads(d_out.data(), d_out.stride(0)), exec::reads(pre.data(), pre.stride(0)));
+    else
+      cuda_detail::column_sums(
+          ex, bias.data(),
+          cuda_detail::column_source<T>{.in = d_out.data(),
+                                        .in_stride = d_out.stride(0),
+                                        .before = pre.data(),
+                                        .before_stride = pre.stride(0),
+                                        .out = d_pre.data(),
+                                        .out_stride = d_pre.stride(0),
+                                        .aligned = aligned(d_out) && aligned(pre) && aligned(d_pre)},
+          slope, d_out.extent(0), d_out.extent(1), options.accumulate, where);
+  }
+
+  /// d_weight (+)= d_out^T in and d_bias (+)= the columns of d_out, in one call where nothing is added to.
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar G>
+  static void weight_gradient(Ex& ex, device_view<G, 2> weight, device_view<G, 1> bias,
+                              device_view<T const, 2> d_out, device_view<T const, 2> in, bool accumulate,
+                              site where) {
+    auto const m = d_out.extent(0), n = d_out.extent(1);
+    device_view<T const, 2> const d_out_t(d_out.data(), {n, m}, {1, d_out.stride(0)});
+    if constexpr (std::same_as<G, T> || std::same_as<G, float>)
+      if (!weight.empty() && !bias.empty() && !accumulate && cuda_detail::suits_epilogue(bias) &&
+          product(ex, weight, d_out_t, in, {CUBLASLT_EPILOGUE_BGRADB, bias.data()}, where))
+        return;
+    if (!bias.empty())
+      cuda_detail::column_sums(ex, bias.data(),
+                               cuda_detail::column_source<T>{.in = d_out.data(),
+                                                             .in_stride = d_out.stride(0),
+                                                             .aligned = aligned(d_out)},
+                               cuda_detail::no_slope{}, m, n, accumulate, where);
+    if (!weight.empty()) matmul_on<exec::cuda_backend>::run(ex, weight, d_out_t, in, accumulate, where);
+  }
+
+  /// d_in (+)= d_out weight, or d_in = d_out weight * the slope of the activation that made the input.
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void input_gradient(Ex& ex, device_view<T, 2> d_in, device_view<T const, 2> d_out,
+                             device_view<T const, 2> weight,
+                             linear_backward_options<T, exec::cuda_memory> const& options, site where) {
+    if (d_in.empty()) return;
+    auto const pre = options.input_pre_activation;
+    if constexpr (!std::same_as<T, float>)
+      if (options.input_activation == activation::gelu_tanh && cuda_detail::suits_epilogue(pre) &&
+          product(ex, d_in, d_out, weight, {CUBLASLT_EPILOGUE_DGELU, nullptr, pre.data(), pre.stride(0)},
+                  where))
+        return;
+    matmul_on<exec::cuda_backend>::run(ex, d_in, d_out, weight, options.accumulate_input, where);
+    auto const finish = [&](auto slope) {
+      exec::for_elements(ex, d_in.extent(0), d_in.extent(1), slope, exec::writes(d_in.data(), d_in.stride(0)),
+                         exec::reads(d_in.data(), d_in.stride(0)), exec::reads(pre.data(), pre.stride(0)));
+    };
+    if (options.input_activation == activation::gelu_tanh) finish(cuda_detail::slope_of<gelu_form::tanh>{});
+    if (options.input_activation == activation::gelu_erf) finish(cuda_detail::slope_of<gelu_form::erf>{});
+  }
+
+  template <class T>
+  static bool aligned(device_view<T, 2> rows) noexcept {
+    return exec::aligned16(rows.data(), rows.stride(0));
+  }
+
+  struct fp32_sums;
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// linear_cross_entropy on CUDA: the same chunks as on the host, by the products and the fused classifier of
+/// this folder. With `totals` nothing in it waits for the device.
+#ifndef TESSERA_OPS_CUDA_LINEAR_CROSS_ENTROPY_CUH
+#define TESSERA_OPS_CUDA_LINEAR_CROSS_ENTROPY_CUH
+
+#endif
+/// random_normal on CUDA: one pass; both numbers of a pair are drawn for themselves.
+#ifndef TESSERA_OPS_CUDA_RANDOM_NORMAL_CUH
+#define TESSERA_OPS_CUDA_RANDOM_NORMAL_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+struct random_normal_elements {
+  philox random;
+  std::uint64_t first_index;
+  float mean, deviation;
+
+  template <int N>
+  TESSERA_HOST_DEVICE void operator()(index_t first, float (&y)[N]) const noexcept {
+    // Not unrolled: each number is some hundred operations.
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
+    for (int i = 0; i < N; ++i)
+      y[i] = mean + deviation * random.normal(first_index + static_cast<std::uint64_t>(first + i));
+  }
+};
+
+} // namespace cuda_detail
+
+template <>
+struct random_normal_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void run(Ex& ex, view<T, 1, typename Ex::memory> out, random_normal_options const& options) {
+    exec::for_elements(
+        ex, out.size(),
+        cuda_detail::random_normal_elements{.random = philox(options.seed, options.stream),
+                                            .first_index = static_cast<std::uint64_t>(options.first),
+                                            .mean = options.mean,
+                                            .deviation = options.deviation},
+        exec::writes(out.data()));
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// Sums on CUDA: blocks add up their share, the host adds their results in order. Which element goes where
+/// depends on the count alone, so that the same values give the same bits wherever they lie and on any
+/// device. Waits for the result.
+#ifndef TESSERA_OPS_CUDA_REDUCE_CUH
+#define TESSERA_OPS_CUDA_REDUCE_CUH
+
+#include <array>
+
+#include <cub/block/block_reduce.cuh>
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+inline constexpr int reduce_threads = 256, reduce_blocks = 1024;
+
+/// partial[block] = the sum of term(x) over every x of the block. term(0) is 0.
+template <storage_scalar T, class Term>
+TESSERA_KERNEL void __launch_bounds__(reduce_threads)
+    reduce_kernel(double* partial, T const* in, index_t count, bool aligned, Term term) {
+  constexpr int n = exec::pack_size<T>;
+  auto const step = index_t{gridDim.x} * reduce_threads * n;
+  auto i = (index_t{blockIdx.x} * reduce_threads + threadIdx.x) * n;
+  auto sum = 0.0;
+  float x[n];
+  if (aligned)
+#pragma unroll 4
+    for (; i + n <= count; i += step) {
+      exec::load_pack(x, in + i);
+      for (int e = 0; e < n; ++e) sum += term(x[e]);
+    }
+  for (; i < count; i += step) {
+    exec::load_part(x, in + i, count - i, false);
+    for (int e = 0; e < n; ++e) sum += term(x[e]);
+  }
+  using block = cub::BlockReduce<double, reduce_threads>;
+  __shared__ typename block::TempStorage storage;
+  auto const total = block(storage).Sum(sum);
+  if (threadIdx.x == 0) partial[blockIdx.x] = total;
+}
+
+} // namespace cuda_detail
+
+template <>
+struct reduce_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T, class Term>
+  static double sum(Ex& ex, view<T const, 1, typename Ex::memory> in, Term term, site where) {
+    using namespace cuda_detail;
+    constexpr index_t share = index_t{reduce_threads} * exec::pack_size<T>;
+    auto const blocks = (std::min)((in.size() + share - 1) / share, index_t{reduce_blocks});
+    auto& scratch = ex.template handle<exec::scratch<reduce_on, typename Ex::memory>>();
+    auto* partial = scratch.template take<double>(reduce_blocks, where);
+    exec::launch(ex, {.grid = exec::grid_of(blocks), .block = dim3(reduce_threads), .where = where},
+                 reduce_kernel<T, Term>, partial, in.data(), in.size(), exec::aligned16(in.data()), term);
+
+    std::array<double, reduce_blocks> results;
+    auto const count = static_cast<std::size_t>(blocks);
+    exec::copy(ex, std::span<double>(results.data(), count),
+               memory_span<double const, typename Ex::memory>(partial, count), where);
+    auto total = 0.0;
+    for (std::size_t b = 0; b < count; ++b) total += results[b];
+    return total;
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// rms_norm on CUDA: see detail/norm_rows.cuh.
+#ifndef TESSERA_OPS_CUDA_RMS_NORM_CUH
+#define TESSERA_OPS_CUDA_RMS_NORM_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+template <>
+struct rms_norm_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T, memory_space M>
+  static void forward(Ex& ex, view<T, 2, M> out, view<T, 2, M> sum, view<float, 1, M> deviation,
+                      view<T const, 2, M> a, view<T const, 2, M> b, view<T const, 1, M> gain, float epsilon) {
+    cuda_detail::norm_rows<false>::forward(ex, out, sum, view<float, 1, M>{}, deviation, a, b, gain,
+                                           view<T const, 1, M>{}, epsilon);
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar G, memory_space M>
+  static void backward(Ex& ex, view<T, 2, M> d_in, view<G, 1, M> d_gain, view<T const, 2, M> d_out,
+                       view<T const, 2, M> in, view<float const, 1, M> deviation, view<T const, 1, M> gain,
+                       norm_backward_options options, site where) {
+    cuda_detail::norm_rows<false>::backward(ex, d_in, d_gain, view<G, 1, M>{}, d_out, in,
+                                            view<float const, 1, M>{}, deviation, gain, options.accumulate,
+                                            options.accumulate_input, where);
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// rotary on CUDA: the host's table of cosines and sines for each (theta, D) that came by, copied to the
+/// device once, then one pass. A table that grows cannot do so while a graph is captured: run the operation
+/// once before.
+#ifndef TESSERA_OPS_CUDA_ROTARY_CUH
+#define TESSERA_OPS_CUDA_ROTARY_CUH
+
+#include <vector>
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+/// A handle of exec::cuda.
+class rotary_tables {
+public:
+  explicit rotary_tables(memory_account account) noexcept : account_(account) {}
+
+  /// Rows of D / 2 cosines and D / 2 sines for positions [0, positions).
+  template <exec::cuda_space Ex>
+  float const* of(Ex& ex, float theta, index_t half, index_t positions, site where) {
+    auto* known = find(theta, half);
+    if (known == nullptr) {
+      tables_.push_back({theta, half, {}});
+      known = &tables_.back();
+    }
+    if (positions > known->rows.extent(0)) {
+      auto const size = 2 * known->rows.extent(0) > positions ? 2 * known->rows.extent(0) : positions;
+      tensor<float, 2> filled({size, 2 * half}, {}, where);
+      detail::fill_rotary_table(filled.data(), theta, half, size);
+      known->rows = tensor<float, 2, exec::cuda_memory>(filled.extents(), account_, where);
+      exec::copy(ex, known->rows.span(), std::span<float const>(filled.span()), where);
+    }
+    return known->rows.data();
+  }
+
+private:
+  struct table {
+    float theta;
+    index_t half;
+    tensor<float, 2, exec::cuda_memory> rows;
+  };
+  table* find(float theta, index_t half) noexcept {
+    for (auto& known : tables_)
+      if (known.theta == theta && known.half == half) return &known;
+    return nullptr;
+  }
+
+  memory_account account_;
+  std::vector<table> tables_;
+};
+
+inline constexpr int rotary_lanes = 32, rotary_tokens = 8;
+
+/// A token is turned by the lanes of a warp, N pairs each at a time.
+template <int N, storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(rotary_lanes* rotary_tokens)
+    rotary_kernel(view<T, 4, exec::cuda_memory> x, float const* table, index_t first_position, float sign) {
+  auto const sequence = x.extent(1), tokens = x.extent(0) * sequence, half = x.extent(3) / 2;
+  auto const packs = static_cast<unsigned>(half / N), count = packs * static_cast<unsigned>(x.extent(2));
+  for (auto token = index_t{blockIdx.x} * rotary_tokens + threadIdx.y; token < tokens;
+       token += index_t{gridDim.x} * rotary_tokens) {
+    auto const t = token % sequence;
+    auto const* cosines = table + (first_position + t) * 2 * half;
+    auto* at = x.data() + token / sequence * x.stride(0) + t * x.stride(1);
+    for (auto i = static_cast<unsigned>(threadIdx.x); i < count; i += rotary_lanes) {
+      auto const pair = index_t{i % packs} * N;
+      auto* first = at + index_t{i / packs} * x.stride(2) + pair;
+      float a[N], b[N], cosine[N], sine[N];
+      exec::load_pack(a, first);
+      exec::load_pack(b, first + half);
+      exec::load_pack(cosine, cosines + pair);
+      exec::load_pack(sine, cosines + half + pair);
+#pragma unroll
+      for (int j = 0; j < N; ++j) detail::rotate(a[j], b[j], cosine[j], sign * sine[j]);
+      exec::store_pack(first, a);
+      exec::store_pack(first + half, b);
+    }
+  }
+}
+
+} // namespace cuda_detail
+
+template <>
+struct rotary_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void run(Ex& ex, view<T, 4, exec::cuda_memory> x, rotary_options const& options, site where) {
+    using namespace cuda_detail;
+    if (x.empty()) return;
+    auto const half = x.extent(3) / 2;
+    // One count for both, so that lanes count in 32 bits.
+    (void)narrow<std::int32_t>(x.extent(2) * half, where);
+    auto const positions = element_count<1>({options.first_position + x.extent(1)}, where);
+    auto const* table = ex.template handle<rotary_tables>().of(ex, options.theta, half, positions, where);
+    constexpr int n = exec::pack_size<T>;
+    auto const whole = half % n == 0 && exec::aligned16(x.data(), x.stride(0)) &&
+                       exec::aligned16(x.data(), x.stride(1)) && exec::aligned16(x.data(), x.stride(2));
+    exec::launch(ex,
+                 {.grid = exec::grid_for(ex, x.extent(0) * x.extent(1), rotary_tokens),
+                  .block = dim3(rotary_lanes, rotary_tokens),
+                  .where = where},
+                 whole ? rotary_kernel<n, T> : rotary_kernel<1, T>, x, table, options.first_position,
+                 options.inverse ? -1.0f : 1.0f);
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// scale and fill on CUDA: one pass.
+#ifndef TESSERA_OPS_CUDA_SCALE_CUH
+#define TESSERA_OPS_CUDA_SCALE_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+struct scale_element {
+  float factor;
+  TESSERA_HOST_DEVICE void operator()(float& y, float x) const noexcept { y = factor * x; }
+};
+struct fill_element {
+  float value;
+  TESSERA_HOST_DEVICE void operator()(float& y) const noexcept { y = value; }
+};
+} // namespace cuda_detail
+
+template <>
+struct scale_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void scale(Ex& ex, view<T, 1, typename Ex::memory> out, view<T const, 1, typename Ex::memory> in,
+                    float factor) {
+    exec::for_elements(ex, in.size(), cuda_detail::scale_element{factor}, exec::writes(out.data()),
+                       exec::reads(in.data()));
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void fill(Ex& ex, view<T, 1, typename Ex::memory> out, float value) {
+    exec::for_elements(ex, out.size(), cuda_detail::fill_element{value}, exec::writes(out.data()));
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// swiglu on CUDA: one pass over gate and up side by side.
+#ifndef TESSERA_OPS_CUDA_SWIGLU_CUH
+#define TESSERA_OPS_CUDA_SWIGLU_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+struct swiglu_element {
+  TESSERA_HOST_DEVICE void operator()(float& y, float gate, float up) const noexcept {
+    y = silu_value(gate) * up;
+  }
+};
+struct swiglu_gradient {
+  TESSERA_HOST_DEVICE void operator()(float& d_gate, float& d_up, float dy, float gate,
+                                      float up) const noexcept {
+    auto const silu = silu_with_slope(gate);
+    d_gate = dy * up * silu.slope;
+    d_up = dy * silu.value;
+  }
+};
+
+} // namespace cuda_detail
+
+template <>
+struct swiglu_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void forward(Ex& ex, view<T, 2, typename Ex::memory> out,
+                      view<T const, 2, typename Ex::memory> gate_up) {
+    auto const width = out.extent(1);
+    auto const both = gate_up.stride(0);
+    exec::for_elements(ex, out.extent(0), width, cuda_detail::swiglu_element{},
+                       exec::writes(out.data(), out.stride(0)), exec::reads(gate_up.data(), both),
+                       exec::reads(gate_up.data() + width, both));
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void backward(Ex& ex, view<T, 2, typename Ex::memory> d_gate_up,
+                       view<T const, 2, typename Ex::memory> d_out,
+                       view<T const, 2, typename Ex::memory> gate_up) {
+    auto const width = d_out.extent(1);
+    auto const both = gate_up.stride(0), d_both = d_gate_up.stride(0);
+    exec::for_elements(ex, d_out.extent(0), width, cuda_detail::swiglu_gradient{},
+                       exec::writes(d_gate_up.data(), d_both), exec::writes(d_gate_up.data() + width, d_both),
+                       exec::reads(d_out.data(), d_out.stride(0)), exec::reads(gate_up.data(), both),
+                       exec::reads(gate_up.data() + width, both));
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+
+#if defined(TESSERA_WITH_NCCL)
+/// comm::nccl with the kernel that adds in rank_order. A program that reduces in rank_order over NCCL
+/// includes this file in a file that nvcc compiles, for the types that it reduces there.
+///
+/// Cost of the kernel: each piece and the output once through memory, 16 bytes at a time where all of them
+/// are aligned.
+#ifndef TESSERA_COMM_CUDA_NCCL_CUH
+#define TESSERA_COMM_CUDA_NCCL_CUH
+
+#if defined(TESSERA_WITH_NCCL)
+
+/// Ranks on NCCL, one GPU each: messages go from device memory to device memory. Made over the ranks of
+/// another communicator, or from an id that the host application hands over.
+///
+///     exec::cuda ex({.device = local_rank});
+///     comm::nccl ranks(world, ex);                      // world: comm::mpi, comm::threads
+///     auto sum = ranks.start_all_reduce(gradients);     // device_span<bf16, exec::cuda_memory>
+///     ops::gelu(ex, y, x);                              // the stream of `ex` goes on meanwhile
+///     sum.wait();                                       // the stream of `ex` waits, the host does not
+///     auto loss = ranks.all_reduce(local_loss);         // host values too: staged, and blocking
+///
+/// Order. Calls run in a stream of their own, in the order in which they were made: each after what `ex` had
+/// been given when the call was made. wait() orders the stream of `ex` after the call. The host waits where
+/// it must see something: messages in host memory, barriers, sums of integers in rank_order (overflow), the
+/// checked level, and, since somebody has to watch, every wait() of a communicator with a stall limit.
+/// test() asks and never waits. Without checks and limit, calls on device memory can be captured in a graph.
+///
+/// Sums. rank_order: exchanged in the storage type and added by a kernel, rank 0 first, in fp32: the same
+/// bits as on every other communicator. native: ncclAllReduce and its kin; NCCL chooses ring, tree or
+/// switch by size and machine, and with it the order of additions; 16-bit floats are added pair by pair,
+/// in fp32 or in the storage type, and rounded each time a partial sum is stored; a NaN may be lost in maxima
+/// and minima; integers wrap. NCCL has no 16-bit integers: those are always added in rank_order.
+///
+/// Messages (send, receive) have no tags in NCCL. Requests for messages go out together when one of them is
+/// waited for or tested, or with the next blocking message; those that go out together are matched by tag,
+/// otherwise the order of a pair of ranks must be the same on both sides. Checked communicators find tags,
+/// types and lengths that differ. Messages and collectives share one stream: use a split where they cross.
+///
+/// Cost of device calls: one NCCL call or group each; rank_order two and a kernel (one up to 2 KiB). A stall
+/// limit puts NCCL in its non-blocking mode, some 10 us a call. Needs the kernels of comm/cuda/nccl.cuh,
+/// compiled once in the program by nvcc for each type that is reduced.
+///
+/// Exists under TESSERA_WITH_NCCL.
+#ifndef TESSERA_COMM_NCCL_HPP
+#define TESSERA_COMM_NCCL_HPP
+
+#if defined(TESSERA_WITH_NCCL)
+
+/// Drives the calls of one nccl communicator. Everything that a call needs is put into the lane when the call
+/// is made, exchange, sum and collection one after another; what is left is to wait for its event.
+#ifndef TESSERA_COMM_DETAIL_NCCL_ENGINE_HPP
+#define TESSERA_COMM_DETAIL_NCCL_ENGINE_HPP
+
+#if defined(TESSERA_WITH_NCCL)
+
+#include <algorithm>
+/// A call of an nccl communicator under way, and what the checked level does with device memory.
+#ifndef TESSERA_COMM_DETAIL_NCCL_OPERATION_HPP
+#define TESSERA_COMM_DETAIL_NCCL_OPERATION_HPP
+
+#if defined(TESSERA_WITH_NCCL)
+
+/// The calls of NCCL: one communicator of it, the stream that they run in, every return code looked at, and
+/// the watchdog.
+#ifndef TESSERA_COMM_DETAIL_NCCL_LINK_HPP
+#define TESSERA_COMM_DETAIL_NCCL_LINK_HPP
+
+#if defined(TESSERA_WITH_NCCL)
+
+#include <nccl.h>
+
+/// What the ranks of an nccl communicator say to each other beside NCCL: where they are when one is stuck.
+#ifndef TESSERA_COMM_DETAIL_NCCL_SIDE_HPP
+#define TESSERA_COMM_DETAIL_NCCL_SIDE_HPP
+
+#include <memory>
+
+#include <sched.h>
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+class nccl_side {
+public:
+  struct news {
+    bool asked = false;  // another rank has given up, and asks where this one is
+    std::string trouble; // why others can't be reached; empty: nothing is known
+  };
+
+  virtual ~nccl_side() = default;
+  virtual news poll() = 0;
+  /// Says where this rank is, listens for `grace` seconds, and names the ranks that have not arrived there.
+  virtual std::string missing(signature const& mine, double grace) = 0;
+  virtual std::unique_ptr<nccl_side> split(int color, int key, site where) = 0;
+};
+
+/// Over any communicator of the host's memory, by its public calls alone: each rank has a receive open from
+/// each other one from the first time that it has to wait.
+template <host_communicator Host>
+class nccl_side_of final : public nccl_side {
+public:
+  explicit nccl_side_of(Host&& host) : host_(static_cast<Host&&>(host)) {}
+  nccl_side_of(nccl_side_of const&) = delete;
+  nccl_side_of& operator=(nccl_side_of const&) = delete;
+  ~nccl_side_of() override {
+    if (!talk_) return;
+    bool told = true; // whether nobody reads what this rank said any more
+    for (auto& each : talk_->heard) each.abandon();
+    for (auto& each : talk_->told) {
+      try {
+        told = each.test() && told;
+      } catch (error const&) { // a peer that has failed does not read
+      }
+      each.abandon();
+    }
+    if (!told) (void)talk_.release(); // a send can't be called back
+  }
+
+  news poll() override {
+    news result;
+    try {
+      listen();
+      for (std::size_t r = 0; r < talk_->heard.size(); ++r)
+        if (talk_->answered[r] == 0 && rank_of(r) != host_.rank() && talk_->heard[r].test())
+          talk_->answered[r] = 1;
+      for (auto each : talk_->answered) result.asked = result.asked || each != 0;
+    } catch (error const& e) {
+      result.trouble = e.what();
+    }
+    return result;
+  }
+
+  std::string missing(signature const& mine, double grace) override {
+    (void)poll();
+    if (!talk_) return "ranks that cannot be asked";
+    talk_->mine = mine;
+    try {
+      for (int r = 0; r < host_.size(); ++r)
+        if (r != host_.rank())
+          talk_->told.push_back(host_.start_send(bytes_of_signature(talk_->mine), r, tag));
+    } catch (error const&) { // those that can't be told don't answer either
+    }
+    for (auto const start = seconds_now(); seconds_now() - start < grace; ::sched_yield()) {
+      if (!poll().trouble.empty()) break;
+      int answers = 1;
+      for (auto each : talk_->answered) answers += each;
+      if (answers == host_.size()) break;
+    }
+    return missing_ranks(mine, host_.rank(), talk_->theirs, talk_->answered);
+  }
+
+  std::unique_ptr<nccl_side> split(int color, int key, site where) override {
+    return std::make_unique<nccl_side_of>(host_.split(color, key, where));
+  }
+
+private:
+  static constexpr int tag = 1;
+  struct talk {
+    signature mine;
+    std::vector<signature> theirs;
+    std::vector<char> answered;
+    std::vector<typename Host::request> heard, told;
+  };
+
+  static int rank_of(std::size_t i) noexcept { return narrow<int>(i); }
+  static std::span<std::byte> bytes_of_signature(signature& sign) noexcept {
+    return std::as_writable_bytes(std::span<signature>(&sign, 1));
+  }
+  void listen() {
+    if (talk_) return;
+    auto const ranks = static_cast<std::size_t>(host_.size());
+    talk_ = std::make_unique<talk>();
+    talk_->theirs.resize(ranks);
+    talk_->answered.assign(ranks, 0);
+    talk_->heard.resize(ranks);
+    for (std::size_t r = 0; r < ranks; ++r)
+      if (rank_of(r) != host_.rank())
+        talk_->heard[r] = host_.start_receive(bytes_of_signature(talk_->theirs[r]), rank_of(r), tag);
+  }
+
+  Host host_;
+  std::unique_ptr<talk> talk_;
+};
+
+template <host_communicator Host>
+std::unique_ptr<nccl_side> side_of(Host& host, site where) {
+  return std::make_unique<nccl_side_of<Host>>(host.split(0, host.rank(), where));
+}
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+[[noreturn, gnu::cold]] inline void throw_nccl(ncclResult_t code, ncclComm_t comm, char const* what,
+                                               site where) {
+  auto const* last = ncclGetLastError(comm);
+  auto const text =
+      tessera::text_of("NCCL: ", what, " failed: ", ncclGetErrorString(code),
+                       last != nullptr && *last != '\0' ? "; " : "", last != nullptr ? last : "");
+  if (code == ncclRemoteError) throw peer_failed("E-comm-102", where, text);
+  throw library_error("E-comm-101", where, text);
+}
+/// For calls that have ended when they return.
+inline void check_nccl(ncclResult_t code, ncclComm_t comm, char const* what, site where) {
+  if (code != ncclSuccess) throw_nccl(code, comm, what, where);
+}
+
+/// A call as the watchdog and error messages need it.
+struct nccl_call {
+  call request;
+  signature sign;
+  std::int64_t sequence = 0;
+  std::uint64_t group = 0;
+  bool blocking = false, has_sign = false;
+  char const* doing = nullptr; // what to call it where it is no call of a communicator
+
+  signature const& signed_by(int ranks) noexcept {
+    if (!has_sign) sign = signature_of(request, ranks, sequence, group, blocking);
+    has_sign = true;
+    return sign;
+  }
+  std::string text(int ranks) { return doing != nullptr ? doing : text_of(signed_by(ranks)); }
+};
+
+/// How NCCL names elements: its own type, or, where it has none, several of another one.
+struct nccl_type {
+  ncclDataType_t type;
+  index_t factor = 1;
+};
+inline nccl_type nccl_type_of(element type) noexcept {
+  constexpr nccl_type types[] = {{ncclUint8},    {ncclBfloat16}, {ncclFloat16}, {ncclFloat32}, {ncclFloat64},
+                                 {ncclInt8},     {ncclUint8, 2}, {ncclInt32},   {ncclInt64},   {ncclUint8},
+                                 {ncclUint8, 2}, {ncclUint32},   {ncclUint64}};
+  return types[static_cast<int>(type)];
+}
+inline bool nccl_adds(element type) noexcept {
+  return type != element::bytes && nccl_type_of(type).factor == 1;
+}
+
+class nccl_link {
+public:
+  nccl_link(ncclUniqueId const& id, int my_rank, int ranks, exec::cuda& space, communicator_options options,
+            std::unique_ptr<nccl_side> beside, site where)
+      : nccl_link(my_rank, ranks, space, options.stall_limit,
+                  static_cast<std::unique_ptr<nccl_side>&&>(beside), where) {
+    auto config = configuration();
+    nccl_call making = making_of("the making of comm::nccl", where);
+    settle(ncclCommInitRankConfig(&comm_, ranks, id, my_rank, &config), "ncclCommInitRankConfig", making);
+  }
+  /// The part of `whole` that has this color: rank `my_rank` of `ranks`. Collective over `whole`.
+  nccl_link(nccl_link& whole, int color, int key, int my_rank, int ranks, site where)
+      : nccl_link(my_rank, ranks, whole.compute, whole.stall_limit_,
+                  whole.side_ ? whole.side_->split(color, key, where) : nullptr, where) {
+    auto config = configuration();
+    nccl_call making = making_of("split of comm::nccl", where);
+    auto const code = ncclCommSplit(whole.comm_, color, key, &comm_, &config);
+    whole.settle(code, "ncclCommSplit", making);
+    if (comm_ != nullptr) settle(code, "ncclCommSplit", making);
+  }
+  nccl_link(nccl_link const&) = delete;
+  nccl_link& operator=(nccl_link const&) = delete;
+  /// Waits for what is under way; aborts where that cannot end, or while an exception unwinds.
+  ~nccl_link() {
+    if (comm_ == nullptr) return;
+    if (std::uncaught_exceptions() > unwinding_) {
+      abort();
+      return;
+    }
+    try {
+      nccl_call ending = making_of("the end of comm::nccl", site{});
+      exec::event last(lane);
+      last.record(lane);
+      wait(last, ending);
+      settle(ncclCommFinalize(comm_), "ncclCommFinalize", ending);
+      (void)ncclCommDestroy(comm_); // a destructor can't report
+    } catch (...) {
+      abort();
+    }
+  }
+
+  int const rank, size;
+  exec::cuda& compute; // the caller's
+  exec::cuda lane;     // what NCCL's calls, and the kernels between them, run in
+
+  bool lost() const noexcept { return comm_ == nullptr; }
+  /// Ends everything under way, here and, as far as NCCL can, on the other ranks.
+  void abort() noexcept {
+    if (comm_ != nullptr) (void)ncclCommAbort(comm_); // there is nobody to tell that this failed
+    comm_ = nullptr;
+  }
+
+  /// Puts a collective transfer into the lane.
+  void enqueue(transfer const& t, nccl_call& c) {
+    auto const type = nccl_type_of(t.type).type;
+    auto const items = [&](index_t count) {
+      return static_cast<std::size_t>(count * nccl_type_of(t.type).factor);
+    };
+    auto const n = items(t.count);
+    bool const at_root = rank == t.root;
+    if (n == 0 && t.what != collective::barrier && t.in_counts == nullptr) return;
+    switch (t.what) {
+    case collective::barrier:
+      return settle(ncclAllReduce(token_.data(), token_.data(), 1, ncclInt32, ncclSum, comm_, lane.stream()),
+                    "ncclAllReduce", c);
+    case collective::broadcast: {
+      auto* data = at_root ? const_cast<void*>(t.in) : t.out;
+      return settle(ncclBroadcast(data, data, n, type, t.root, comm_, lane.stream()), "ncclBroadcast", c);
+    }
+    case collective::reduce:
+      return settle(ncclReduce(t.in, t.out, n, type, operation_of(t.operation), t.root, comm_, lane.stream()),
+                    "ncclReduce", c);
+    case collective::all_reduce:
+      return settle(ncclAllReduce(t.in, t.out, n, type, operation_of(t.operation), comm_, lane.stream()),
+                    "ncclAllReduce", c);
+    case collective::reduce_scatter:
+      if (t.out_counts == nullptr)
+        return settle(
+            ncclReduceScatter(t.in, t.out, n, type, operation_of(t.operation), comm_, lane.stream()),
+            "ncclReduceScatter", c);
+      return grouped(c, [&] {
+        for_parts(t, t.out_counts, [&](int r, index_t count, index_t offset) {
+          in_group(ncclReduce(at(t.in, offset), r == rank ? t.out : nullptr, items(count), type,
+                              operation_of(t.operation), r, comm_, lane.stream()),
+                   "ncclReduce", c);
+        });
+      });
+    case collective::all_gather:
+      if (t.out_counts == nullptr)
+        return settle(ncclAllGather(t.in, t.out, n, type, comm_, lane.stream()), "ncclAllGather", c);
+      return grouped(c, [&] {
+        for_parts(t, t.out_counts, [&](int r, index_t count, index_t offset) {
+          in_group(ncclBroadcast(r == rank ? t.in : at(t.out, offset), at(t.out, offset), items(count), type,
+                                 r, comm_, lane.stream()),
+                   "ncclBroadcast", c);
+        });
+      });
+    case collective::gather:
+    case collective::scatter:
+    case collective::all_to_all:
+      return exchange(t, c);
+    default: // messages go in groups, split as all_gather
+      return;
+    }
+  }
+
+  /// What `puts` puts, as one group: all of it makes progress together.
+  template <std::invocable Puts>
+  void grouped(nccl_call& c, Puts puts) {
+    check_nccl(ncclGroupStart(), comm_, "ncclGroupStart", c.request.where);
+    try {
+      puts();
+    } catch (...) {
+      (void)ncclGroupEnd(); // the first error matters more
+      abort();
+      throw;
+    }
+    settle(ncclGroupEnd(), "ncclGroupEnd", c);
+  }
+  void put_send(void const* data, index_t n, element of, int peer, nccl_call& c) {
+    auto const [type, factor] = nccl_type_of(of);
+    if (n > 0)
+      in_group(ncclSend(data, static_cast<std::size_t>(n * factor), type, peer, comm_, lane.stream()),
+               "ncclSend", c);
+  }
+  void put_receive(void* data, index_t n, element of, int peer, nccl_call& c) {
+    auto const [type, factor] = nccl_type_of(of);
+    if (n > 0)
+      in_group(ncclRecv(data, static_cast<std::size_t>(n * factor), type, peer, comm_, lane.stream()),
+               "ncclRecv", c);
+  }
+
+  /// In the lane. Memory of the host is pinned.
+  void copy(void* to, void const* from, index_t bytes, site where) {
+    if (bytes > 0 && to != from)
+      exec::cuda_check(
+          cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, lane.stream()),
+          "cudaMemcpyAsync", where);
+  }
+
+  /// Errors that came up since the last call. The communicator is aborted then.
+  void check(nccl_call& c) {
+    auto state = ncclSuccess;
+    check_nccl(ncclCommGetAsyncError(comm_, &state), comm_, "ncclCommGetAsyncError", c.request.where);
+    if (state != ncclSuccess && state != ncclInProgress) fail(state, name_of(c.request.what), c);
+  }
+  bool passed(exec::event const& event, nccl_call& c) {
+    if (event.passed(c.request.where)) return true;
+    check(c);
+    return false;
+  }
+  /// The host waits, and watches.
+  void wait(exec::event const& event, nccl_call& c) {
+    for (patience p; !event.passed(c.request.where);) pause(p, c);
+    check(c); // what was aborted from elsewhere has ended too
+  }
+
+private:
+  struct patience {
+    double start = seconds_now(), troubled = 0;
+    int polls = 0;
+  };
+
+  nccl_link(int my_rank, int ranks, exec::cuda& space, double stall_limit,
+            std::unique_ptr<nccl_side>&& beside, site where)
+      : rank(my_rank), size(ranks), compute(space),
+        lane({.device = space.device(), .workspace_bytes = 0}, where), stall_limit_(stall_limit),
+        side_(static_cast<std::unique_ptr<nccl_side>&&>(beside)), token_(16, {}, where) {}
+
+  /// With a limit no call of NCCL may block the host: it could not watch.
+  ncclConfig_t configuration() const noexcept {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = stall_limit_ > 0 ? 0 : 1;
+    return config;
+  }
+  static nccl_call making_of(char const* doing, site where) noexcept {
+    nccl_call making;
+    making.doing = doing;
+    making.request.where = where;
+    return making;
+  }
+  static ncclRedOp_t operation_of(reduction operation) noexcept {
+    return operation == reduction::sum ? ncclSum : operation == reduction::max ? ncclMax : ncclMin;
+  }
+
+  /// Each part that is not empty: rank, elements, offset in bytes.
+  template <class F>
+  void for_parts(transfer const& t, index_t const* counts, F f) const {
+    index_t offset = 0;
+    for (int r = 0; r < size; ++r) {
+      auto const count = counts != nullptr ? counts[r] : t.count;
+      if (count > 0) f(r, count, offset);
+      offset += count * bytes_of(t.type);
+    }
+  }
+  /// gather, scatter, all_to_all: one group of sends and receives; a rank's own part is a copy.
+  void exchange(transfer const& t, nccl_call& c) {
+    auto const item = bytes_of(t.type);
+    bool const to_all = t.what != collective::gather, from_all = t.what != collective::scatter;
+    bool const sends = t.what != collective::scatter || rank == t.root;
+    bool const receives = t.what != collective::gather || rank == t.root;
+    auto const own = t.in_counts != nullptr ? t.in_counts[rank] : t.count;
+    auto const offset = [&](index_t const* counts) { return offset_of(rank, t.count, counts) * item; };
+    if (sends && receives && own > 0) {
+      auto const* from = to_all ? at(t.in, offset(t.in_counts)) : t.in;
+      auto* to = from_all ? at(t.out, offset(t.out_counts)) : t.out;
+      copy(to, from, own * item, t.where);
+    }
+    grouped(c, [&] {
+      if (sends && to_all)
+        for_parts(t, t.in_counts, [&](int r, index_t n, index_t offset) {
+          if (r != rank) put_send(at(t.in, offset), n, t.type, r, c);
+        });
+      else if (sends && rank != t.root)
+        put_send(t.in, own, t.type, t.root, c);
+      if (receives && from_all)
+        for_parts(t, t.out_counts, [&](int r, index_t n, index_t offset) {
+          if (r != rank) put_receive(at(t.out, offset), n, t.type, r, c);
+        });
+      else if (receives && rank != t.root)
+        put_receive(t.out, own, t.type, t.root, c);
+    });
+  }
+
+  void in_group(ncclResult_t code, char const* what, nccl_call& c) {
+    if (code != ncclSuccess && code != ncclInProgress) throw_nccl(code, comm_, what, c.request.where);
+  }
+  /// Waits until NCCL has taken a call: at once where it blocks.
+  void settle(ncclResult_t code, char const* what, nccl_call& c) {
+    for (patience p; code == ncclInProgress;) {
+      check_nccl(ncclCommGetAsyncError(comm_, &code), comm_, "ncclCommGetAsyncError", c.request.where);
+      if (code == ncclInProgress) pause(p, c);
+    }
+    if (code != ncclSuccess) fail(code, what, c);
+  }
+  [[noreturn]] void fail(ncclResult_t code, char const* what, nccl_call& c) {
+    try {
+      throw_nccl(code, comm_, what, c.request.where);
+    } catch (...) {
+      abort();
+      throw;
+    }
+  }
+
+  /// Between two looks at something that has not ended: throws where it never will.
+  void pause(patience& p, nccl_call& c) {
+    if (comm_ != nullptr) check(c);
+    ::sched_yield();
+    if (++p.polls % 64 != 0) return;
+    auto const now = seconds_now();
+    nccl_side::news news;
+    if (side_) news = side_->poll();
+    // A rank that has ended well leaves too, and what it sent may still be on its way.
+    constexpr double benefit_of_doubt = 0.2;
+    if (!news.trouble.empty()) {
+      if (p.troubled == 0) p.troubled = now;
+      if (now - p.troubled > benefit_of_doubt) {
+        abort();
+        throw peer_failed("E-comm-103", c.request.where, c.text(size), " cannot finish: ", news.trouble);
+      }
+    }
+    if (stall_limit_ <= 0 || (!news.asked && now - p.start <= stall_limit_)) return;
+    auto const& sign = c.signed_by(size);
+    auto const missing =
+        side_ ? side_->missing(sign, stall_limit_ < 1 ? stall_limit_ : 1.0)
+              : std::string("ranks that cannot be asked: this communicator was made from an id alone");
+    abort();
+    throw stalled("E-comm-021", c.request.where, "rank ", rank, " of ", size, " gave up ", c.text(size),
+                  " (the limit is ", stall_limit_, " s); it waited for ", missing);
+  }
+
+  double const stall_limit_;
+  std::unique_ptr<nccl_side> side_;
+  buffer<exec::cuda_memory> token_; // what a barrier sends
+  ncclComm_t comm_ = nullptr;
+  int const unwinding_ = std::uncaught_exceptions();
+};
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+/// What the combining kernel runs in, and where it notes that a sum of integers overflowed (null: nowhere).
+struct device_combine_space {
+  exec::cuda& lane;
+  int* overflow;
+};
+/// `combine` on a device (comm/cuda/nccl.cuh): the same arithmetic. True: overflow is noted, not returned.
+template <reducible_scalar T>
+bool combine_on_device(void* space, combine_step const& step);
+
+struct nccl_operation : nccl_call {
+  /// Of what shares one piece of memory.
+  static constexpr index_t alignment = 16;
+  static constexpr index_t rounded(index_t bytes) noexcept {
+    return (bytes + alignment - 1) / alignment * alignment;
+  }
+
+  bool finished = false;
+  bool waiting = false;   // a message that has not gone out
+  bool on_device = false; // as its caller gave it
+  bool adds_integers = false;
+  int unwinding = 0; // exceptions in flight when it was made
+  std::exception_ptr error;
+  exec::event ended;
+
+  buffer<exec::cuda_memory> pieces; // what the ranks sent, to be combined; a flag
+
+  buffer<exec::cuda_memory> device_stage; // for messages in host memory
+  buffer<exec::pinned_memory> host_stage; // the same; the flag first
+  void* host_out = nullptr;               // where the output goes
+  index_t host_out_bytes = 0, host_out_offset = 0;
+
+  loan lent; // at the checked level
+  buffer<exec::cuda_memory> device_copies;
+  buffer<> host_copies;
+  buffer<exec::cuda_memory> device_headers; // of messages: mine, my peer's
+  buffer<exec::pinned_memory> host_headers;
+
+  nccl_operation* next = nullptr;
+
+  void reset(call const& c, std::uint64_t of_group, bool is_blocking) noexcept {
+    static_cast<nccl_call&>(*this) = {};
+    request = c;
+    group = of_group;
+    blocking = is_blocking;
+    finished = waiting = adds_integers = false;
+    on_device = c.on_device;
+    unwinding = std::uncaught_exceptions();
+    error = nullptr;
+    host_out = nullptr;
+    lent = {};
+  }
+  int* overflow() const noexcept { return static_cast<int*>(host_stage.data()); }
+};
+
+/// Lent device memory: filled in the lane, read by way of the host.
+struct device_store {
+  using memory = exec::cuda_memory;
+
+  nccl_link& link;
+  exec::event& arrived;
+  buffer<exec::pinned_memory>& arrives;
+  memory_account account;
+  nccl_operation& one;
+
+  void copy(void* to, void const* from, index_t bytes) const {
+    link.copy(to, from, bytes, one.request.where);
+  }
+  void poison(void* to, index_t bytes) const {
+    exec::cuda_check(cudaMemsetAsync(to, detail::poison, static_cast<std::size_t>(bytes), link.lane.stream()),
+                     "cudaMemsetAsync", one.request.where);
+  }
+  index_t first_written(void const* lent, index_t bytes) const {
+    return bytes == 0 ? -1 : host_store::first_written(read(lent, bytes), bytes);
+  }
+  std::uint64_t digest(void const* data, index_t bytes) const {
+    return host_store::digest(read(data, bytes), bytes);
+  }
+
+private:
+  void const* read(void const* data, index_t bytes) const {
+    auto* host = room(arrives, bytes, account, one.request.where);
+    copy(host, data, bytes);
+    arrived.record(link.lane, one.request.where);
+    link.wait(arrived, one);
+    return host;
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+class nccl_engine {
+public:
+  using bulk_memory = exec::cuda_memory;
+  template <memory_space Memory>
+  static constexpr bool reaches = Memory::host_accessible || std::same_as<Memory, exec::cuda_memory>;
+  static constexpr bool direct = false;
+  template <reducible_scalar S>
+  static constexpr combine_function combiner() noexcept {
+    return &combine_on_device<S>;
+  }
+
+  using op = nccl_operation;
+
+  nccl_engine(std::unique_ptr<nccl_link> link, communicator_options options, std::uint64_t group)
+      : options(options), group(group), link_(static_cast<std::unique_ptr<nccl_link>&&>(link)),
+        signs_(options.checked || options.stall_limit > 0), ready_(link_->lane), exchanged_(link_->lane),
+        sends_(static_cast<std::size_t>(size())), receives_(static_cast<std::size_t>(size())) {}
+  nccl_engine(nccl_engine const&) = delete;
+  nccl_engine& operator=(nccl_engine const&) = delete;
+  ~nccl_engine() {
+    link_.reset(); // first: what is under way still uses the memory of operations
+    for (auto* spare = spare_; spare != nullptr;) {
+      auto* const next = spare->next;
+      delete spare;
+      spare = next;
+    }
+  }
+
+  communicator_options const options;
+  std::uint64_t const group;
+  traffic_meter meter;
+  memory_meter memory;
+  std::int64_t sequence = 0;
+
+  int rank() const noexcept { return link_->rank; }
+  int size() const noexcept { return link_->size; }
+  nccl_engine* split(std::vector<int> const& members, int color, int key, std::uint64_t id, site where) {
+    exec::detail::device_scope const on(link_->compute.device(), where);
+    auto const mine = std::find(members.begin(), members.end(), rank()) - members.begin();
+    return new nccl_engine(std::make_unique<nccl_link>(*link_, color, key, narrow<int>(mine),
+                                                       narrow<int>(members.size()), where),
+                           options, id);
+  }
+  /// Throws config_error on all ranks where their options differ.
+  void agree_on_options(site where) {
+    auto& one = take({}, true);
+    one.request.where = where;
+    one.doing = "the making of comm::nccl";
+    std::vector<communicator_terms> all(static_cast<std::size_t>(size()));
+    communicator_terms const mine(options);
+    gather_bytes(one, &mine, static_cast<index_t>(sizeof mine), all.data());
+    recycle(one);
+    compare_terms(all, rank(), where);
+  }
+
+  op& begin(call const& c, bool blocking) {
+    exec::detail::device_scope const on(link_->compute.device(), c.where);
+    if (lost()) throw_lost(c);
+    auto& one = take(c, blocking);
+    try {
+      link_->check(one);
+      put(one);
+    } catch (...) {
+      end_with_error(one);
+    }
+    return one;
+  }
+  /// Whether it has ended. Never waits; never in a graph.
+  bool advance(op& one) {
+    if (one.finished) return true;
+    exec::detail::device_scope const on(link_->compute.device(), one.request.where);
+    try {
+      if (lost()) throw_lost(one.request);
+      if (one.waiting) send_messages(one);
+      if (link_->compute.capturing(one.request.where) || !link_->passed(one.ended, one)) return false;
+      finish(one);
+    } catch (...) {
+      end_with_error(one);
+    }
+    return true;
+  }
+  /// Orders the compute stream after it, and the host where it must see the end; frees it; throws what it
+  /// ended with.
+  void complete(op& one) {
+    exec::detail::device_scope const on(link_->compute.device(), one.request.where);
+    if (!one.finished) {
+      try {
+        if (lost()) throw_lost(one.request);
+        if (one.waiting) send_messages(one);
+        if (!one.on_device || one.adds_integers || options.checked || options.stall_limit > 0)
+          link_->wait(one.ended, one);
+        else
+          one.ended.wait_in(link_->compute, one.request.where);
+        finish(one);
+      } catch (...) {
+        end_with_error(one);
+      }
+    }
+    free(one);
+  }
+  /// Frees a finished operation, and throws what it ended with.
+  void free(op& one) {
+    if (!one.error && one.lent.any()) {
+      try {
+        give_back(one);
+      } catch (...) {
+        one.error = std::current_exception();
+      }
+    }
+    auto const error = static_cast<std::exception_ptr&&>(one.error);
+    one.error = nullptr;
+    recycle(one);
+    if (error) std::rethrow_exception(error);
+  }
+  /// Gives an operation up: its peers cannot finish, nor can this communicator go on.
+  void abandon(op& one) noexcept {
+    lose();
+    std::erase(messages_, &one);
+    recycle(one);
+  }
+  void lose() noexcept { link_->abort(); }
+
+private:
+  memory_account account() noexcept { return {&memory, memory_kind::communication}; }
+  /// What is not the payload of a call on device memory.
+  memory_account staging() noexcept { return {&memory, memory_kind::other}; }
+  bool lost() const noexcept { return link_->lost(); }
+  [[noreturn]] static void throw_lost(call const& c) {
+    throw peer_failed("E-comm-016", c.where, name_of(c.what),
+                      " on a communicator that an earlier failure or an abandoned request made useless");
+  }
+
+  op& take(call const& c, bool blocking) {
+    auto* one = spare_;
+    if (one == nullptr) {
+      one = new op();
+      one->ended = exec::event(link_->lane, {}, c.where);
+    } else {
+      spare_ = one->next;
+    }
+    one->reset(c, group, blocking);
+    return *one;
+  }
+  void recycle(op& one) noexcept {
+    one.next = spare_;
+    spare_ = &one;
+  }
+  void end_with_error(op& one) noexcept {
+    one.error = std::current_exception();
+    one.finished = true;
+    std::erase(messages_, &one);
+  }
+
+  /// Puts all of a call into the lane; a message waits for others.
+  void put(op& one) {
+    auto& c = one.request;
+    bool const message = c.is_point_to_point();
+    if (!message) one.sequence = ++sequence;
+    if (signs_) (void)one.signed_by(size());
+    if (c.has_own_counts() && c.in_counts[rank()] != c.out_counts[rank()])
+      throw collective_mismatch("E-comm-011", c.where, one.text(size()), ": rank ", rank(), " sends ",
+                                c.in_counts[rank()], " elements to itself and expects ",
+                                c.out_counts[rank()]);
+    ready_.record(link_->compute, c.where);
+    ready_.wait_in(link_->lane, c.where);
+    if (options.checked && !message && size() > 1) compare(one);
+    if (options.checked && !one.blocking) lend(one);
+    if (!c.on_device) stage(one);
+    if (message) {
+      one.waiting = true;
+      messages_.push_back(&one);
+      return;
+    }
+    if (c.reduces() && (c.order == summation::rank_order || !nccl_adds(c.type)))
+      put_in_rank_order(one);
+    else
+      put_natively(one);
+    c.in_counts = c.out_counts = nullptr; // the caller's no longer
+    seal(one);
+  }
+  /// Its last step is in the lane.
+  void seal(op& one) {
+    auto const& c = one.request;
+    if (one.host_out != nullptr)
+      link_->copy(at(one.host_stage.data(), one.host_out_offset), c.out, one.host_out_bytes, c.where);
+    one.ended.record(link_->lane, c.where);
+  }
+  /// It has ended on the device, or, where nobody looks at it here, will.
+  void finish(op& one) {
+    auto const& c = one.request;
+    one.finished = true;
+    if (one.adds_integers && *one.overflow() != 0)
+      throw numeric_error("E-comm-012", c.where, name_of(c.what), ": a sum over ranks does not fit ",
+                          name_of(c.type), "; reduce in a wider type");
+    if (one.host_out != nullptr)
+      copy(one.host_out, at(one.host_stage.data(), one.host_out_offset), one.host_out_bytes);
+    if (options.checked && c.what == collective::receive) compare_headers(one);
+  }
+
+  void put_natively(op& one) {
+    auto const& c = one.request;
+    auto step = transfer_of(c);
+    auto const item = bytes_of(c.type);
+    bool const in_place = c.what == collective::reduce_scatter &&
+                          c.out == at(c.in, offset_of(rank(), c.count, c.in_counts) * item);
+    if (!needs_staging(c) || in_place) return link_->enqueue(step, one);
+    step.out = room(one.pieces, c.out_items * item, account(), c.where);
+    link_->enqueue(step, one);
+    link_->copy(c.out, step.out, c.out_items * item, c.where);
+  }
+
+  void put_in_rank_order(op& one) {
+    auto const& c = one.request;
+    if (size() == 1) return link_->copy(c.out, c.in, c.in_items * bytes_of(c.type), c.where);
+    rank_order_steps const steps{c, rank(), size()};
+    auto const flag_at = op::rounded(steps.pieces_bytes());
+    auto* pieces = room(one.pieces, flag_at + static_cast<index_t>(sizeof(int)), account(), c.where);
+    link_->enqueue(steps.exchange(pieces, sends_.data(), receives_.data()), one);
+    one.adds_integers = is_integer(c.type) && c.operation == reduction::sum;
+    device_combine_space space{link_->lane, nullptr};
+    if (one.adds_integers) {
+      space.overflow = reinterpret_cast<int*>(at(pieces, flag_at));
+      exec::cuda_check(cudaMemsetAsync(space.overflow, 0, sizeof(int), link_->lane.stream()),
+                       "cudaMemsetAsync", c.where);
+    }
+    (void)c.combine(&space, steps.sum(pieces));
+    if (steps.collects()) link_->enqueue(steps.collect(pieces, sends_.data()), one);
+    if (!one.adds_integers) return;
+    transfer agree; // one overflow is everybody's
+    agree.what = collective::all_reduce;
+    agree.type = element::i32;
+    agree.operation = reduction::max;
+    agree.in = agree.out = space.overflow;
+    agree.count = 1;
+    link_->enqueue(agree, one);
+    if (one.on_device) (void)room(one.host_stage, op::alignment, staging(), c.where);
+    link_->copy(one.overflow(), space.overflow, sizeof(int), c.where);
+  }
+
+  /// Lets a call on host memory work on device memory. The first bytes of the host's side are the flag's.
+  void stage(op& one) {
+    auto& c = one.request;
+    constexpr auto alignment = op::alignment;
+    constexpr auto rounded = &op::rounded;
+    auto const given = c.in == nullptr ? 0 : c.in_items * bytes_of(c.type);
+    auto const wanted = c.out == nullptr ? 0 : c.out_items * bytes_of(c.type);
+    auto const bytes = rounded(given) + rounded(wanted);
+    auto* device = room(one.device_stage, bytes, staging(), c.where);
+    auto* host = at(room(one.host_stage, alignment + bytes, staging(), c.where), alignment);
+    if (given > 0) {
+      copy(host, c.in, given);
+      link_->copy(device, host, given, c.where);
+    }
+    if (wanted > 0) {
+      one.host_out = c.out;
+      one.host_out_bytes = wanted;
+      one.host_out_offset = alignment + rounded(given);
+    }
+    c.in = device;
+    c.out = at(device, rounded(given));
+  }
+
+  // --- the checked level
+
+  /// `bytes` of every rank, over NCCL; the host waits.
+  void gather_bytes(op& one, void const* mine, index_t bytes, void* all) {
+    auto const where = one.request.where;
+    auto const total = bytes * size();
+    auto* host = room(exchanged_host_, total, staging(), where);
+    auto* device = room(exchanged_device_, total, staging(), where);
+    copy(at(host, bytes * rank()), mine, bytes);
+    link_->copy(at(device, bytes * rank()), at(host, bytes * rank()), bytes, where);
+    transfer step;
+    step.what = collective::all_gather;
+    step.in = at(device, bytes * rank());
+    step.out = device;
+    step.count = bytes;
+    link_->enqueue(step, one);
+    link_->copy(host, device, total, where);
+    exchanged_.record(link_->lane, where);
+    link_->wait(exchanged_, one);
+    copy(all, host, total);
+  }
+  void compare(op& one) {
+    auto const& c = one.request;
+    auto const ranks = static_cast<std::size_t>(size());
+    std::vector<signature> signs(ranks);
+    gather_bytes(one, &one.sign, static_cast<index_t>(sizeof(signature)), signs.data());
+    compare_signatures(signs.data(), size(), rank(), c.where);
+    if (!c.has_own_counts()) return;
+    std::vector<index_t> mine(c.in_counts, c.in_counts + size()), all(2 * ranks * ranks);
+    mine.insert(mine.end(), c.out_counts, c.out_counts + size());
+    gather_bytes(one, mine.data(), 2 * size() * static_cast<index_t>(sizeof(index_t)), all.data());
+    compare_counts(all.data(), size(), one.sign, c.where);
+  }
+
+  void lend(op& one) {
+    if (!one.on_device) return one.lent.lend(host_store(), one.request, one.host_copies, account());
+    one.lent.lend(device_store{*link_, exchanged_, exchanged_host_, staging(), one}, one.request,
+                  one.device_copies, account());
+    exchanged_.record(link_->lane, one.request.where); // whoever reads it from here on reads poison
+    exchanged_.wait_in(link_->compute, one.request.where);
+  }
+  void give_back(op& one) {
+    auto const where = one.request.where;
+    if (!one.on_device) return one.lent.give_back(host_store(), one.sign, one.host_copies.data(), where);
+    ready_.record(link_->compute, where);
+    ready_.wait_in(link_->lane, where);
+    one.lent.give_back(device_store{*link_, exchanged_, exchanged_host_, staging(), one}, one.sign,
+                       one.device_copies.data(), where);
+    exchanged_.record(link_->lane, where);
+    exchanged_.wait_in(link_->compute, where);
+  }
+
+  // --- messages
+
+  /// Sends all that wait, as one group. A checked message is preceded by its signature, with the tag as its
+  /// number.
+  void send_messages(nccl_call& asking) {
+    auto const going = static_cast<std::vector<op*>&&>(messages_);
+    messages_.clear();
+    auto sorted = going;
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [](op* a, op* b) { return a->request.tag < b->request.tag; });
+    constexpr auto header = static_cast<index_t>(sizeof(signature));
+    if (options.checked)
+      for (auto* one : sorted) {
+        auto* host = room(one->host_headers, 2 * header, staging(), one->request.where);
+        auto tagged = one->sign;
+        tagged.sequence = one->request.tag;
+        std::memcpy(host, &tagged, sizeof tagged);
+        link_->copy(room(one->device_headers, 2 * header, staging(), one->request.where), host, header,
+                    one->request.where);
+      }
+    link_->grouped(asking, [&] {
+      for (auto* one : sorted) {
+        auto const& c = one->request;
+        bool const sends = c.what == collective::send;
+        if (options.checked) {
+          auto* headers = one->device_headers.data();
+          sends ? link_->put_send(headers, header, element::bytes, c.root, *one)
+                : link_->put_receive(at(headers, header), header, element::bytes, c.root, *one);
+        }
+        sends ? link_->put_send(c.in, c.count, c.type, c.root, *one)
+              : link_->put_receive(c.out, c.count, c.type, c.root, *one);
+      }
+    });
+    for (auto* one : going) {
+      one->waiting = false;
+      if (options.checked && one->request.what == collective::receive)
+        link_->copy(at(one->host_headers.data(), header), at(one->device_headers.data(), header), header,
+                    one->request.where);
+      seal(*one);
+    }
+  }
+  void compare_headers(op& one) const {
+    signature theirs;
+    std::memcpy(&theirs, at(one.host_headers.data(), static_cast<index_t>(sizeof theirs)), sizeof theirs);
+    auto const tag = theirs.sequence;
+    theirs.sequence = 0;
+    if (theirs.what != collective::send || tag != one.request.tag || theirs.type != one.sign.type ||
+        theirs.count != one.sign.count)
+      throw collective_mismatch("E-comm-013", one.request.where,
+                                "the two sides of a message differ: ", text_of(one.sign), " with tag ",
+                                one.request.tag, " meets ", text_of(theirs), " with tag ", tag);
+  }
+
+  std::unique_ptr<nccl_link> link_;
+  bool const signs_;
+  exec::event ready_;                     // what the compute stream had been given
+  exec::event exchanged_;                 // bytes are there for the host to read
+  std::vector<index_t> sends_, receives_; // counts of one step
+  buffer<exec::cuda_memory> exchanged_device_;
+  buffer<exec::pinned_memory> exchanged_host_;
+  std::vector<op*> messages_; // that wait to go out
+  op* spare_ = nullptr;
+};
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::comm {
+
+/// The same on all ranks; see communicator_options.
+struct nccl_options {
+  bool checked = false;
+  double stall_limit = 0;
+};
+
+/// What the ranks of one communicator have in common before they know each other: made on one of them, and
+/// brought to the others by the host application, byte by byte.
+struct nccl_id {
+  ncclUniqueId value{};
+
+  /// Throws library_error (E-comm-101).
+  static nccl_id make(site where = site::here()) {
+    nccl_id id;
+    detail::check_nccl(ncclGetUniqueId(&id.value), nullptr, "ncclGetUniqueId", where);
+    return id;
+  }
+  std::span<std::byte> bytes() noexcept { return std::as_writable_bytes(std::span<char>(value.internal)); }
+};
+
+namespace detail {
+
+/// Rank 0's new id, on all ranks; so is its failure.
+template <host_communicator Host>
+nccl_id shared_id(Host& host, site where) {
+  nccl_id id;
+  auto made = std::int32_t{ncclSuccess};
+  if (host.rank() == 0) made = ncclGetUniqueId(&id.value);
+  host.broadcast(std::span<std::int32_t>(&made, 1), 0, where);
+  check_nccl(static_cast<ncclResult_t>(made), nullptr, "ncclGetUniqueId on rank 0", where);
+  host.broadcast(id.bytes(), 0, where);
+  return id;
+}
+
+} // namespace detail
+
+/// A communicator over GPUs, one a rank. Move-only. `ex` outlives it. Destroyed on all ranks; while an
+/// exception unwinds it is aborted, which ends what others wait for.
+class nccl : public detail::interface<nccl, detail::nccl_engine> {
+  using base = detail::interface<nccl, detail::nccl_engine>;
+
+public:
+  /// Over the ranks of `host`, of which it keeps a split: to bring the id, and to ask the others when
+  /// something is stuck. A thread rank that fails wakes the others, as in comm::threads. Collective. Throws
+  /// config_error if the ranks' options differ, library_error, or peer_failed, stalled.
+  template <host_communicator Host>
+  nccl(Host& host, exec::cuda& ex, nccl_options options = {}, site where = site::here())
+      : nccl{detail::shared_id(host, where), host.rank(), host.size(), ex, options,
+             detail::side_of(host, where),   where} {} // braces: from left to right
+
+  /// From an id that all `size` ranks were given. Without another communicator to ask, a stall can only name
+  /// what this rank waits in.
+  nccl(nccl_id const& id, int rank, int size, exec::cuda& ex, nccl_options options = {},
+       site where = site::here())
+      : nccl(id, rank, size, ex, options, std::unique_ptr<detail::nccl_side>(), where) {}
+
+private:
+  friend base;
+  explicit nccl(detail::nccl_engine* owned) noexcept : base(owned) {}
+  nccl(nccl_id const& id, int rank, int size, exec::cuda& ex, nccl_options options,
+       std::unique_ptr<detail::nccl_side> side, site where)
+      : base(make(id, rank, size, ex, {options.checked, options.stall_limit},
+                  static_cast<std::unique_ptr<detail::nccl_side>&&>(side), where)) {}
+
+  static detail::nccl_engine* make(nccl_id const& id, int rank, int size, exec::cuda& ex,
+                                   communicator_options options, std::unique_ptr<detail::nccl_side> side,
+                                   site where) {
+    if (size < 1 || rank < 0 || rank >= size)
+      throw config_error("E-comm-104", where, "comm::nccl: rank ", rank, " of ", size,
+                         " ranks; ranks are numbered from 0");
+    auto link = std::make_unique<detail::nccl_link>(
+        id.value, rank, size, ex, options, static_cast<std::unique_ptr<detail::nccl_side>&&>(side), where);
+    auto engine = std::make_unique<detail::nccl_engine>(
+        static_cast<std::unique_ptr<detail::nccl_link>&&>(link), options, 1);
+    engine->agree_on_options(where);
+    return engine.release();
+  }
+};
+
+static_assert(communicator<nccl>);
+
+} // namespace tessera::inline TESSERA_ABI::comm
+
+#endif
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::comm::detail {
+
+inline constexpr int combine_threads = 256;
+
+/// out[i] = reduction over r of pieces[r * stride + i], `Width` elements a thread: as `combine` on the host.
+template <class T, reduction Operation, int Width>
+__launch_bounds__(combine_threads) TESSERA_KERNEL
+    void combine_pieces(T* out, T const* pieces, index_t n, index_t stride, int ranks, int* overflow) {
+  using wide = accumulator_t<T>;
+  auto const begin =
+      (static_cast<index_t>(blockIdx.x) * combine_threads + static_cast<index_t>(threadIdx.x)) * Width;
+  if (begin >= n) return;
+  bool exact = true;
+  if constexpr (Width > 1) {
+    if (begin + Width <= n) {
+      wide sum[Width];
+      auto part = exec::load16(pieces + begin);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) sum[i] = static_cast<wide>(part[i]);
+      for (int r = 1; r < ranks; ++r) {
+        part = exec::load16(pieces + r * stride + begin);
+#pragma unroll
+        for (int i = 0; i < Width; ++i) exact &= combine_value<Operation>(sum[i], static_cast<wide>(part[i]));
+      }
+#pragma unroll
+      for (int i = 0; i < Width; ++i) part[i] = static_cast<T>(sum[i]);
+      exec::store16(out + begin, part);
+      if (!exact && overflow != nullptr) atomicMax(overflow, 1);
+      return;
+    }
+  }
+  auto const end = begin + Width < n ? begin + Width : n;
+  for (auto i = begin; i < end; ++i) {
+    auto sum = static_cast<wide>(pieces[i]);
+    for (int r = 1; r < ranks; ++r)
+      exact &= combine_value<Operation>(sum, static_cast<wide>(pieces[r * stride + i]));
+    out[i] = static_cast<T>(sum);
+  }
+  if (!exact && overflow != nullptr) atomicMax(overflow, 1);
+}
+
+template <class T, reduction Operation>
+void launch_combine(device_combine_space& space, combine_step const& s) {
+  auto* out = static_cast<T*>(s.out);
+  auto const* pieces = static_cast<T const*>(s.pieces);
+  constexpr int width = 16 / sizeof(T);
+  auto const shape = [&](index_t per_thread) {
+    auto const per_block = combine_threads * per_thread;
+    return exec::launch_shape{.grid = exec::grid_of((s.n + per_block - 1) / per_block, 1, 1, s.where),
+                              .block = dim3(combine_threads),
+                              .where = s.where};
+  };
+  if (exec::aligned16(pieces, s.stride) && exec::aligned16(out))
+    exec::launch(space.lane, shape(width), &combine_pieces<T, Operation, width>, out, pieces, s.n, s.stride,
+                 s.ranks, space.overflow);
+  else
+    exec::launch(space.lane, shape(1), &combine_pieces<T, Operation, 1>, out, pieces, s.n, s.stride, s.ranks,
+                 space.overflow);
+}
+
+template <reducible_scalar T>
+bool combine_on_device(void* where, combine_step const& step) {
+  auto& space = *static_cast<device_combine_space*>(where);
+  switch (step.operation) {
+  case reduction::sum:
+    launch_combine<T, reduction::sum>(space, step);
+    break;
+  case reduction::max:
+    launch_combine<T, reduction::max>(space, step);
+    break;
+  case reduction::min:
+    launch_combine<T, reduction::min>(space, step);
+    break;
+  }
+  return true;
+}
+
+} // namespace tessera::inline TESSERA_ABI::comm::detail
+
+#endif
+
+#endif
+#endif
+
+/// CUDA's pass over a flat shard: one kernel, in which each thread looks up the decay of its elements. The
+/// decayed ranges go along as a parameter of the kernel, so that nothing has to be copied beforehand; a shard
+/// with more of them than a parameter holds takes one kernel for each stretch that has so many.
+#ifndef TESSERA_OPTIM_CUDA_FLAT_UPDATE_CUH
+#define TESSERA_OPTIM_CUDA_FLAT_UPDATE_CUH
+
+#include <tuple>
+
+namespace tessera::inline TESSERA_ABI::optim {
+
+namespace cuda_detail {
+
+/// Disjoint ranges in order. Parameters of a kernel may take 4096 bytes together.
+struct decayed_ranges {
+  static constexpr int most = 192;
+  int count = 0;
+  layout::range range[most];
+
+  /// decay[i] = `value` where element first + i stands in a range, else 0.
+  template <int N>
+  TESSERA_HOST_DEVICE void decay_of(float (&decay)[N], index_t first, float value) const noexcept {
+    int at = 0, after = count; // the first range that ends behind `first`
+    while (at < after) {
+      auto const middle = (at + after) / 2;
+      if (range[middle].end <= first)
+        at = middle + 1;
+      else
+        after = middle;
+    }
+    for (int i = 0; i < N; ++i) {
+      while (at < count && range[at].end <= first + i) ++at;
+      decay[i] = at < count && range[at].begin <= first + i ? value : 0.0f;
+    }
+  }
+};
+
+/// A rule with what it needs beside the arrays: (weight, gradient, state...), or where there is a master
+/// (weight, master, gradient, state...), of which the weight is only written.
+template <class Rule, bool HasMaster>
+struct update_elements {
+  Rule rule;
+  float decay;
+  decayed_ranges decayed;
+
+  template <int N, class... State>
+    requires(!HasMaster)
+  TESSERA_HOST_DEVICE void operator()(index_t first, float (&weight)[N], float (&gradient)[N],
+                                      State&... state) const noexcept {
+    update(first, weight, gradient, state...);
+  }
+  template <int N, class... State>
+    requires(HasMaster)
+  TESSERA_HOST_DEVICE void operator()(index_t first, float (&weight)[N], float (&master)[N],
+                                      float (&gradient)[N], State&... state) const noexcept {
+    update(first, master, gradient, state...);
+    for (int i = 0; i < N; ++i) weight[i] = master[i];
+  }
+
+private:
+  template <int N, class... State>
+  TESSERA_HOST_DEVICE void update(index_t first, float (&weight)[N], float const (&gradient)[N],
+                                  State&... state) const noexcept {
+    float decay_here[N];
+    decayed.decay_of(decay_here, first, decay);
+    for (int i = 0; i < N; ++i) weight[i] = rule(weight[i], gradient[i], decay_here[i], state[i]...);
+  }
+};
+
+struct widened_element {
+  TESSERA_HOST_DEVICE void operator()(float& y, float x) const noexcept { y = x; }
+};
+
+} // namespace cuda_detail
+
+template <>
+struct flat_update_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar G, int Slots, update_rule Rule>
+  static void run(Ex& ex, flat_shard<T, G, Slots, typename Ex::memory> const& shard, Rule const& rule,
+                  float decay, site) {
+    cuda_detail::decayed_ranges decayed;
+    index_t done = 0;
+    for (auto const& range : shard.decayed) {
+      if (decayed.count == cuda_detail::decayed_ranges::most) {
+        stretch(ex, shard, {done, range.begin}, rule, decay, decayed);
+        done = range.begin;
+        decayed.count = 0;
+      }
+      decayed.range[decayed.count++] = {range.begin - done, range.end - done};
+    }
+    stretch(ex, shard, {done, static_cast<index_t>(shard.weights.size())}, rule, decay, decayed);
+  }
+
+  template <exec::cuda_space Ex, storage_scalar From>
+  static void copy(Ex& ex, device_span<float, typename Ex::memory> out,
+                   device_span<From const, typename Ex::memory> in, site) {
+    exec::for_elements(ex, static_cast<index_t>(out.size()), cuda_detail::widened_element{},
+                       exec::writes(out.data()), exec::reads(in.data()));
+  }
+
+private:
+  template <class Ex, class T, class G, int Slots, class M, class Rule>
+  static void stretch(Ex& ex, flat_shard<T, G, Slots, M> const& shard, layout::range part, Rule const& rule,
+                      float decay, cuda_detail::decayed_ranges const& decayed) {
+    auto const run = [&](auto... state) {
+      auto* const weights = shard.weights.data() + part.begin;
+      auto const gradients = exec::reads(shard.gradients.data() + part.begin);
+      if (shard.master.empty())
+        exec::for_elements(ex, part.size(), cuda_detail::update_elements<Rule, false>{rule, decay, decayed},
+                           exec::updates(weights), gradients, exec::updates(state.data() + part.begin)...);
+      else
+        exec::for_elements(ex, part.size(), cuda_detail::update_elements<Rule, true>{rule, decay, decayed},
+                           exec::writes(weights), exec::updates(shard.master.data() + part.begin), gradients,
+                           exec::updates(state.data() + part.begin)...);
+    };
+    std::apply(run, shard.state);
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::optim
+
+#endif
 
 #endif
 #endif

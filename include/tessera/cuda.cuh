@@ -18,14 +18,25 @@
 #include <tessera/ops/cuda/add.cuh>
 #include <tessera/ops/cuda/attention.cuh>
 #include <tessera/ops/cuda/cast.cuh>
+#include <tessera/ops/cuda/cross_entropy.cuh>
 #include <tessera/ops/cuda/dropout.cuh>
+#include <tessera/ops/cuda/embedding.cuh>
 #include <tessera/ops/cuda/gelu.cuh>
 #include <tessera/ops/cuda/layer_norm.cuh>
 #include <tessera/ops/cuda/linear.cuh>
+#include <tessera/ops/cuda/linear_cross_entropy.cuh>
 #include <tessera/ops/cuda/matmul.cuh>
+#include <tessera/ops/cuda/random_normal.cuh>
 #include <tessera/ops/cuda/reduce.cuh>
 #include <tessera/ops/cuda/rms_norm.cuh>
+#include <tessera/ops/cuda/rotary.cuh>
 #include <tessera/ops/cuda/scale.cuh>
 #include <tessera/ops/cuda/swiglu.cuh>
+
+#if defined(TESSERA_WITH_NCCL)
+#include <tessera/comm/cuda/nccl.cuh>
+#endif
+
+#include <tessera/optim/cuda/flat_update.cuh>
 
 #endif

@@ -45,6 +45,7 @@
 #include <tessera/ops/linear.hpp>
 #include <tessera/ops/linear_cross_entropy.hpp>
 #include <tessera/ops/matmul.hpp>
+#include <tessera/ops/random_normal.hpp>
 #include <tessera/ops/reduce.hpp>
 #include <tessera/ops/rms_norm.hpp>
 #include <tessera/ops/rotary.hpp>
@@ -57,6 +58,9 @@
 #include <tessera/comm/threads.hpp>
 #if defined(TESSERA_WITH_MPI)
 #include <tessera/comm/mpi.hpp>
+#endif
+#if defined(TESSERA_WITH_NCCL)
+#include <tessera/comm/nccl.hpp>
 #endif
 
 #include <tessera/io/atomic_file.hpp>

@@ -52,12 +52,13 @@ def cuda_umbrella(headers, read):
 #ifndef TESSERA_CUDA_CUH
 #define TESSERA_CUDA_CUH
 """
-    needs_toolkit = re.compile(r"#define TESSERA_\w+_HPP\n\s*#if defined\(TESSERA_WITH_(CUDA|NCCL)\)")
+    needs_toolkit = re.compile(r"#define TESSERA_\w+_HPP\n\s*#if defined\(TESSERA_WITH_CUDA\)")
     for room in ROOMS:
         names = sorted(h for h in headers if h.startswith(f"tessera/{room}/") and "/detail/" not in h
                        and (h.endswith(".cuh") or needs_toolkit.search(read(h))))
         if names:
-            text += "\n" + "".join(f"#include <{name}>\n" for name in names)
+            text += "\n" + "".join(f"#include <{name}>\n" if "/nccl" not in name else
+                                   f"#if defined(TESSERA_WITH_NCCL)\n#include <{name}>\n#endif\n" for name in names)
     return text + "\n#endif\n"
 
 

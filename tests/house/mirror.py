@@ -18,6 +18,8 @@ OTHER_BENCH = r"bench/(support/|[^/]+$)"
 # Whole programs under test rather than a header.
 WITHOUT_HEADER = {
     "tests/train/cuda/step.cu",
+    "tests/train/cuda/step_bf16.cu",
+    "tests/train/cuda/checkpoint.cu",
     "tests/parallel/invariant.cpp",
     "tests/comm/mpi_calls.cpp",
 }

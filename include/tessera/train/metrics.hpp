@@ -40,9 +40,10 @@ struct metrics_row {
 
 namespace detail {
 
+using metrics_member = double metrics_row::*;
 struct metrics_column {
   char const* name;
-  double metrics_row::*member;
+  metrics_member member; // by an alias: nvcc writes the type itself in a way that g++ warns of
 };
 inline constexpr metrics_column metrics_columns[] = {
     {"step", &metrics_row::step},
