@@ -80,14 +80,13 @@ public:
     auto const d_inner = activations.template take<T, 2>({in.extent(0), up_.rows});
     ops::linear_backward(
         ex, linear_gradients{d_inner, down_.matrix<memory>(gradients), down_bias_.vector<memory>(gradients)},
-        d_out, kept.activated, down_.matrix<memory>(weights), {.accumulate = accumulate});
+        d_out, kept.activated, down_.matrix<memory>(weights),
+        {.accumulate = accumulate,
+         .input_activation = ops::activation::gelu_tanh,
+         .input_pre_activation = kept.before}); // d_inner is the gradient before the activation
     ops::linear_backward(
         ex, linear_gradients{d_in, up_.matrix<memory>(gradients), up_bias_.vector<memory>(gradients)},
-        d_inner, in, up_.matrix<memory>(weights),
-        {.accumulate = accumulate,
-         .activation = ops::activation::gelu_tanh,
-         .pre_activation = kept.before,
-         .scratch = d_inner}); // the gradient before the activation takes the place of the one after it
+        d_inner, in, up_.matrix<memory>(weights), {.accumulate = accumulate});
   }
 
 private:
