@@ -17,10 +17,6 @@ struct random_normal_elements {
 
   template <int N>
   TESSERA_HOST_DEVICE void operator()(index_t first, float (&y)[N]) const noexcept {
-    // Not unrolled: each number is some hundred operations.
-#if defined(__CUDA_ARCH__)
-#pragma unroll 1
-#endif
     for (int i = 0; i < N; ++i)
       y[i] = mean + deviation * random.normal(first_index + static_cast<std::uint64_t>(first + i));
   }
