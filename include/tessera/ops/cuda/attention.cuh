@@ -39,11 +39,12 @@ struct attention_on<exec::cuda_backend> {
                                            attention_sizes(shape, where),
                                            rows_are_aligned<T>(out) && rows_are_aligned<T const>(q) &&
                                                rows_are_aligned<T const>(k) && rows_are_aligned<T const>(v)};
-    auto const tiled = for_width<T>(shape.width, [&]<int Width>(std::integral_constant<int, Width>) {
-      using tuning = attention_forward_tuning<Width>;
-      launch_blocks<tuning>(ex, shape.batch * shape.heads * blocks_of(x.sizes.queries, tuning::queries),
-                            attention_forward_tiles<T, Width>, x, where);
-    });
+    auto const tiled =
+        x.aligned && for_width<T>(shape.width, [&]<int Width>(std::integral_constant<int, Width>) {
+          using tuning = attention_forward_tuning<Width>;
+          launch_blocks<tuning>(ex, shape.batch * shape.heads * blocks_of(x.sizes.queries, tuning::queries),
+                                attention_forward_tiles<T, Width>, x, where);
+        });
     if (!tiled)
       launch_rows(ex, shape.batch, shape.heads * shape.queries, 2 * shape.width, attention_forward_plain<T>,
                   x, where);
@@ -81,15 +82,16 @@ struct attention_on<exec::cuda_backend> {
                   .block = dim3(attention_delta_threads),
                   .where = where},
                  attention_delta<T>, x, rows);
-    auto const tiled = for_width<T>(shape.width, [&]<int Width>(std::integral_constant<int, Width>) {
-      using of_keys = attention_keys_tuning<Width>;
-      using of_queries = attention_queries_tuning<Width>;
-      launch_blocks<of_keys>(ex, shape.batch * shape.key_heads * blocks_of(x.sizes.keys, of_keys::keys),
-                             attention_backward_keys<T, Width>, x, where);
-      launch_blocks<of_queries>(ex,
-                                shape.batch * shape.heads * blocks_of(x.sizes.queries, of_queries::queries),
-                                attention_backward_queries<T, Width>, x, where);
-    });
+    auto const tiled =
+        x.aligned && for_width<T>(shape.width, [&]<int Width>(std::integral_constant<int, Width>) {
+          using of_keys = attention_keys_tuning<Width>;
+          using of_queries = attention_queries_tuning<Width>;
+          launch_blocks<of_keys>(ex, shape.batch * shape.key_heads * blocks_of(x.sizes.keys, of_keys::keys),
+                                 attention_backward_keys<T, Width>, x, where);
+          launch_blocks<of_queries>(
+              ex, shape.batch * shape.heads * blocks_of(x.sizes.queries, of_queries::queries),
+              attention_backward_queries<T, Width>, x, where);
+        });
     if (tiled) return;
     launch_rows(ex, shape.batch, shape.key_heads * shape.keys, 4 * shape.width,
                 attention_backward_keys_plain<T>, x, where);

@@ -106,10 +106,10 @@ TESSERA_KERNEL void __launch_bounds__(attention_keys_tuning<Width>::threads, 2)
     auto const head = place.head * group + next_head, query = next_block * queries;
     tile::template load<queries, threads>(q_tiles + place_of_next * queries * Width,
                                           head_matrix<T const>(x.q, place.sample, head), query, sizes.queries,
-                                          sizes.width, x.aligned);
+                                          sizes.width);
     tile::template load<queries, threads>(d_out_tiles + place_of_next * queries * Width,
                                           head_matrix<T const>(x.d_out, place.sample, head), query,
-                                          sizes.queries, sizes.width, x.aligned);
+                                          sizes.queries, sizes.width);
     if (thread < 2 * queries) {
       auto const inside = query + thread % queries < sizes.queries;
       auto const at = inside ? x.rows_of(place.sample, head) + query + thread % queries : 0;
@@ -119,10 +119,8 @@ TESSERA_KERNEL void __launch_bounds__(attention_keys_tuning<Width>::threads, 2)
     exec::copy_async_commit();
   };
 
-  tile::template load<keys, threads>(k_tile, {x.k, place.sample, place.head}, first, sizes.keys, sizes.width,
-                                     x.aligned);
-  tile::template load<keys, threads>(v_tile, {x.v, place.sample, place.head}, first, sizes.keys, sizes.width,
-                                     x.aligned);
+  tile::template load<keys, threads>(k_tile, {x.k, place.sample, place.head}, first, sizes.keys, sizes.width);
+  tile::template load<keys, threads>(v_tile, {x.v, place.sample, place.head}, first, sizes.keys, sizes.width);
   if (next_head < group) load_next();
   while (next_head < group) {
     auto const query = next_block * queries;
@@ -160,18 +158,19 @@ TESSERA_KERNEL void __launch_bounds__(attention_keys_tuning<Width>::threads, 2)
       auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
       ds[m][n][c] = p[m][n][c] * (ds[m][n][c] - delta[8 * n + 2 * (lane % 4) + c % 2]);
     }
-    tile::multiply(dv, p, d_out_tile);
-    tile::multiply(dk, ds, q_tile);
+    packed_product<T, M, N> const packed_p(p), packed_ds(ds);
+    tile::multiply(dv, packed_p, d_out_tile);
+    tile::multiply(dk, packed_ds, q_tile);
   }
   exec::copy_async_wait<0>(); // where nobody sees the keys, they are still on their way
   __syncthreads();
 
 #pragma unroll
   for (int i = 0; i < M * Width / 2; ++i) dk[i / (Width / 2)][i / 4 % (Width / 8)][i % 4] *= sizes.scale;
-  tile::store(head_matrix<T>(x.dk, place.sample, place.head), first, sizes.keys, sizes.width, x.aligned,
-              k_tile, row, dk);
-  tile::store(head_matrix<T>(x.dv, place.sample, place.head), first, sizes.keys, sizes.width, x.aligned,
-              v_tile, row, dv);
+  tile::store(head_matrix<T>(x.dk, place.sample, place.head), first, sizes.keys, sizes.width, k_tile, row,
+              dk);
+  tile::store(head_matrix<T>(x.dv, place.sample, place.head), first, sizes.keys, sizes.width, v_tile, row,
+              dv);
 }
 
 /// dq of a block of queries: a sum over the keys that they see, two places each for keys and values.
@@ -207,8 +206,8 @@ TESSERA_KERNEL void __launch_bounds__(attention_queries_tuning<Width>::threads, 
   }
   auto const load = [&](int key) {
     auto const at = key / keys % 2 * keys * Width;
-    tile::template load<keys, threads>(k_tiles + at, k, key, sizes.keys, sizes.width, x.aligned);
-    tile::template load<keys, threads>(v_tiles + at, v, key, sizes.keys, sizes.width, x.aligned);
+    tile::template load<keys, threads>(k_tiles + at, k, key, sizes.keys, sizes.width);
+    tile::template load<keys, threads>(v_tiles + at, v, key, sizes.keys, sizes.width);
     exec::copy_async_commit();
   };
 
@@ -216,9 +215,9 @@ TESSERA_KERNEL void __launch_bounds__(attention_queries_tuning<Width>::threads, 
   auto const warp_begin = sizes.visible(own);
   auto const warp_end = own < sizes.queries ? sizes.visible(own + 16 * M - 1) : 0;
   tile::template load<queries, threads>(q_tile, {x.q, place.sample, place.head}, first, sizes.queries,
-                                        sizes.width, x.aligned);
+                                        sizes.width);
   tile::template load<queries, threads>(d_out_tile, {x.d_out, place.sample, place.head}, first, sizes.queries,
-                                        sizes.width, x.aligned);
+                                        sizes.width);
   load(0);
   for (int key = 0; key < end; key += keys) {
     exec::copy_async_wait<0>();
@@ -249,15 +248,15 @@ TESSERA_KERNEL void __launch_bounds__(attention_queries_tuning<Width>::threads, 
       auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
       ds[m][n][c] = p[m][n][c] * (ds[m][n][c] - delta[m][c / 2]);
     }
-    tile::multiply(dq, ds, k_tiles + at);
+    tile::multiply(dq, packed_product<T, M, N>(ds), k_tiles + at);
   }
   exec::copy_async_wait<0>(); // where there was no key, the queries are still on their way
   __syncthreads();
 
 #pragma unroll
   for (int i = 0; i < M * Width / 2; ++i) dq[i / (Width / 2)][i / 4 % (Width / 8)][i % 4] *= sizes.scale;
-  tile::store(head_matrix<T>(x.dq, place.sample, place.head), first, sizes.queries, sizes.width, x.aligned,
-              q_tile, row, dq);
+  tile::store(head_matrix<T>(x.dq, place.sample, place.head), first, sizes.queries, sizes.width, q_tile, row,
+              dq);
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops::cuda_detail

@@ -108,6 +108,12 @@ private:
   float reference_[M][2], sum_[M][2]; ///< The sum is that of the lane's own columns until finish().
 };
 
+template <int M, int N>
+__device__ void negate(float (&values)[M][N][4]) {
+#pragma unroll
+  for (int i = 0; i < M * N * 4; ++i) values[i / (4 * N)][i / 4 % N][i % 4] *= -1.0f;
+}
+
 /// The keys and the values of a block have one place in shared memory each: while one is multiplied, the
 /// other is on its way.
 template <exec::tensor_core_scalar T, int Width>
@@ -138,8 +144,8 @@ TESSERA_KERNEL void __launch_bounds__(attention_forward_tuning<Width>::threads, 
   auto const end = sizes.visible((first + queries < sizes.queries ? first + queries : sizes.queries) - 1);
   auto const warp_begin = sizes.visible(first + row);
   auto const warp_end = first + row < sizes.queries ? sizes.visible(first + row + 16 * M - 1) : 0;
-  tile::template load<queries, threads>(q_tile, q, first, sizes.queries, sizes.width, x.aligned);
-  tile::template load<keys, threads>(k_tile, k, 0, sizes.keys, sizes.width, x.aligned);
+  tile::template load<queries, threads>(q_tile, q, first, sizes.queries, sizes.width);
+  tile::template load<keys, threads>(k_tile, k, 0, sizes.keys, sizes.width);
   exec::copy_async_commit();
   exec::copy_async_wait<0>();
   __syncthreads();
@@ -148,33 +154,31 @@ TESSERA_KERNEL void __launch_bounds__(attention_forward_tuning<Width>::threads, 
     float scores[M][N][4] = {};
     exec::copy_async_wait<0>();
     __syncthreads(); // the keys are there, and nobody reads values any more
-    tile::template load<keys, threads>(v_tile, v, key, sizes.keys, sizes.width, x.aligned);
+    tile::template load<keys, threads>(v_tile, v, key, sizes.keys, sizes.width);
     exec::copy_async_commit();
     if (key < warp_end) tile::multiply_transposed(scores, q_rows, k_tile);
 
     exec::copy_async_wait<0>();
     __syncthreads(); // the values are there, and nobody reads keys any more
-    if (key + keys < end) {
-      tile::template load<keys, threads>(k_tile, k, key + keys, sizes.keys, sizes.width, x.aligned);
+    if (key < warp_end) {
+      if (sizes.scale < 0) negate(scores);
+      if (key + keys > warp_begin) {
+#pragma unroll
+        for (int i = 0; i < M * N * 4; ++i) {
+          auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+          auto const query = first + row + 16 * m + c / 2 * 8 + lane / 4;
+          if (key + 8 * n + 2 * (lane % 4) + c % 2 >= sizes.visible(query))
+            scores[m][n][c] = -std::numeric_limits<float>::infinity();
+        }
+      }
+      softmax.apply(scores, out, factor);
+    }
+    packed_product<T, M, N> const p(scores);
+    if (key + keys < end) { // not before: the copy's addresses would need the registers of the scores
+      tile::template load<keys, threads>(k_tile, k, key + keys, sizes.keys, sizes.width);
       exec::copy_async_commit();
     }
-    if (key >= warp_end) continue;
-    if (sizes.scale < 0) {
-#pragma unroll
-      for (int i = 0; i < M * N * 4; ++i)
-        scores[i / (4 * N)][i / 4 % N][i % 4] = -scores[i / (4 * N)][i / 4 % N][i % 4];
-    }
-    if (key + keys > warp_begin) {
-#pragma unroll
-      for (int i = 0; i < M * N * 4; ++i) {
-        auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
-        auto const query = first + row + 16 * m + c / 2 * 8 + lane / 4;
-        if (key + 8 * n + 2 * (lane % 4) + c % 2 >= sizes.visible(query))
-          scores[m][n][c] = -std::numeric_limits<float>::infinity();
-      }
-    }
-    softmax.apply(scores, out, factor);
-    tile::multiply(out, scores, v_tile);
+    if (key < warp_end) tile::multiply(out, p, v_tile);
   }
 
   softmax.finish();
@@ -193,8 +197,8 @@ TESSERA_KERNEL void __launch_bounds__(attention_forward_tuning<Width>::threads, 
         x.log_sum_exp[(index_t{place.sample} * sizes.heads + place.head) * sizes.queries + query] =
             softmax.log_sum_exp(m, h);
     }
-  tile::store(head_matrix<T>(x.out, place.sample, place.head), first, sizes.queries, sizes.width, x.aligned,
-              q_tile, row, out);
+  tile::store(head_matrix<T>(x.out, place.sample, place.head), first, sizes.queries, sizes.width, q_tile, row,
+              out);
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops::cuda_detail

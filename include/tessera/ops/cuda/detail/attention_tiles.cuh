@@ -71,7 +71,7 @@ TESSERA_HOST_DEVICE constexpr int blocks_of(int count, int size) noexcept {
   return (count + size - 1) / size;
 }
 
-/// Whether every row of `x` begins at a multiple of 16 bytes and ends at one.
+/// Whether every row of `x` begins at a multiple of 16 bytes and ends at one, as tiles need it.
 template <class T>
 bool rows_are_aligned(attention_heads<T> const& x) {
   constexpr index_t unit = 16 / sizeof(T);
@@ -92,6 +92,20 @@ __device__ inline float sum_of_row(float x) {
 
 inline constexpr float log2_of_e = 1.44269504f, log_of_2 = 0.693147181f;
 
+/// A product, rounded to 16 bits: a left operand for each two pieces of 16 x 8.
+template <exec::tensor_core_scalar T, int M, int N>
+struct packed_product {
+  std::uint32_t pairs[M][N / 2][4];
+
+  __device__ explicit packed_product(float const (&values)[M][N][4]) {
+#pragma unroll
+    for (int i = 0; i < M * N * 2; ++i) {
+      auto const m = i / (2 * N), n = i / 2 % N, c = i % 2 * 2;
+      pairs[m][n / 2][n % 2 * 2 + c / 2] = exec::pack_pair<T>(values[m][n][c], values[m][n][c + 1]);
+    }
+  }
+};
+
 /// Rows of `Width` 16-bit elements in shared memory. A row's pieces of 16 bytes are permuted by the row's
 /// number, so that eight rows of one column of pieces, which ldmatrix reads at once, lie in different banks.
 template <exec::tensor_core_scalar T, int Width>
@@ -107,39 +121,30 @@ struct attention_tile {
     return row * Width + 8 * (piece / turn * turn + ((piece ^ (turn == 8 ? row : row / 2)) & (turn - 1)));
   }
 
-  /// Starts to copy rows first .. first + Rows - 1 of `from`, zeros beyond row `end` and column `width`.
-  /// Called by all `Threads` threads of a block. Rows that are not aligned are there on return, others when
-  /// copy_async_wait says so; in both cases for all threads after the next barrier.
+  /// Starts to copy rows first .. first + Rows - 1 of `from`, zeros beyond row `end` and column `width`; they
+  /// are there when copy_async_wait says so. Called by all `Threads` threads of a block.
   template <int Rows, int Threads>
-  static __device__ void load(T* tile, head_matrix<T const> const& from, int first, int end, int width,
-                              bool aligned) {
+  static __device__ void load(T* tile, head_matrix<T const> const& from, int first, int end, int width) {
     // `turn` threads side by side copy a row, and go down the rows together.
     constexpr int step = Threads / turn;
     static_assert(Rows % step == 0 && step % 8 == 0);
     auto const thread = static_cast<int>(threadIdx.x);
-    if (aligned) {
-      auto const row = first + thread / turn, column = 8 * (thread % turn);
-      auto* to = tile + at(thread / turn, thread % turn);
-      auto const* source = from.row(row) + column;
+    auto const row = first + thread / turn, column = 8 * (thread % turn);
+    auto* to = tile + at(thread / turn, thread % turn);
+    auto const* source = from.row(row) + column;
 #pragma unroll
-      for (int r = 0; r < Rows; r += step) {
+    for (int r = 0; r < Rows; r += step) {
 #pragma unroll
-        for (int c = 0; c < Width; c += 8 * turn)
-          exec::copy_async16(to + r * Width + c, source + c, row + r < end && column + c < width);
-        source += step * from.stride;
-      }
-    } else {
-#pragma unroll 1
-      for (int i = thread; i < Rows * Width; i += Threads) {
-        auto const row = i / Width, d = i % Width;
-        tile[at(row, d / 8) + d % 8] = first + row < end && d < width ? from.row(first + row)[d] : T(0.0f);
-      }
+      for (int c = 0; c < Width; c += 8 * turn)
+        exec::copy_async16(to + r * Width + c, source + c, row + r < end && column + c < width);
+      source += step * from.stride;
     }
   }
 
   /// 16 M rows of a tile, from `row` on, as a left operand that is read anew for each product.
   template <int M>
   struct rows_in_shared {
+    static constexpr int unroll = 2;
     T const* first;
 
     __device__ rows_in_shared(T const* tile, int row) : first(tile + row * Width) {}
@@ -151,6 +156,7 @@ struct attention_tile {
   /// The same, read once and kept: Width M / 4 registers.
   template <int M>
   struct rows_in_registers {
+    static constexpr int unroll = Width / 16;
     std::uint32_t all[Width / 16][M][4];
 
     __device__ rows_in_registers(T const* tile, int row) {
@@ -166,7 +172,7 @@ struct attention_tile {
   /// sums += left rightᵀ, of rows 0 .. 8 N - 1 of `right`.
   template <int M, int N, class Rows>
   static __device__ void multiply_transposed(float (&sums)[M][N][4], Rows const& left, T const* right) {
-#pragma unroll
+#pragma unroll Rows::unroll
     for (int k = 0; k < Width / 16; ++k) {
       std::uint32_t a[M][4];
       left.read(a, k);
@@ -183,38 +189,29 @@ struct attention_tile {
     }
   }
 
-  /// sums += left right, of a product `left`, rounded, and rows 0 .. 8 N - 1 of `right`.
+  /// sums += left right, of a product `left`, packed, and rows 0 .. 8 N - 1 of `right`.
   template <int M, int N>
-  static __device__ void multiply(float (&sums)[M][Width / 8][4], float const (&left)[M][N][4],
+  static __device__ void multiply(float (&sums)[M][Width / 8][4], packed_product<T, M, N> const& left,
                                   T const* right) {
 #pragma unroll
-    for (int k = 0; k < N / 2; ++k) {
-      std::uint32_t a[M][4];
-#pragma unroll
-      for (int m = 0; m < M; ++m)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          auto const& piece = left[m][2 * k + i / 2];
-          a[m][i] = exec::pack_pair<T>(piece[i % 2 * 2], piece[i % 2 * 2 + 1]);
-        }
+    for (int k = 0; k < N / 2; ++k)
 #pragma unroll
       for (int n = 0; n < Width / 16; ++n) {
         std::uint32_t b[4];
         exec::load_matrix_x4_transposed(b, right + 16 * k * Width + shifted(square(), n));
 #pragma unroll
         for (int m = 0; m < M; ++m) {
-          exec::mma_16x8x16<T>(sums[m][2 * n], a[m], b[0], b[1]);
-          exec::mma_16x8x16<T>(sums[m][2 * n + 1], a[m], b[2], b[3]);
+          exec::mma_16x8x16<T>(sums[m][2 * n], left.pairs[m][k], b[0], b[1]);
+          exec::mma_16x8x16<T>(sums[m][2 * n + 1], left.pairs[m][k], b[2], b[3]);
         }
       }
-    }
   }
 
   /// Writes a warp's product to rows first + row .. of `to`, as far as they lie before `end`, by way of rows
   /// row .. of `tile`, which this warp alone must be using.
   template <int M>
-  static __device__ void store(head_matrix<T> to, int first, int end, int width, bool aligned, T* tile,
-                               int row, float const (&values)[M][Width / 8][4]) {
+  static __device__ void store(head_matrix<T> const& to, int first, int end, int width, T* tile, int row,
+                               float const (&values)[M][Width / 8][4]) {
     auto const lane = static_cast<int>(threadIdx.x % 32);
     __syncwarp();
 #pragma unroll
@@ -230,14 +227,8 @@ struct attention_tile {
     __syncwarp();
     for (int i = lane; i < 16 * M * pieces; i += 32) {
       auto const r = row + i / pieces, piece = i % pieces;
-      if (first + r >= end) continue;
-      auto const* from = tile + at(r, piece);
-      auto* place = to.row(first + r) + 8 * piece;
-      if (aligned) {
-        if (8 * piece < width) exec::store16(place, exec::load16(from));
-      } else {
-        for (int e = 0; e < 8 && 8 * piece + e < width; ++e) place[e] = from[e];
-      }
+      if (first + r < end && 8 * piece < width)
+        exec::store16(to.row(first + r) + 8 * piece, exec::load16(tile + at(r, piece)));
     }
   }
 
