@@ -128,20 +128,23 @@ TESSERA_KERNEL void __launch_bounds__(Threads)
 
   cross_entropy_slope const g(shared_row, classes, options);
   auto const maximum = shared_row.maximum;
-  auto const gradient = [&](float logit, index_t i) {
-    auto const even = elementary::exp(logit - maximum) * g.slope - g.even;
-    return i == target ? even - g.target : even;
-  };
+  auto const elsewhere = [&](float logit) { return elementary::exp(logit - maximum) * g.slope - g.even; };
   for (auto s = index_t{threadIdx.x}; s < pieces.single; s += Threads) {
     auto const i = pieces.element(s);
-    x[i] = T(gradient(static_cast<float>(x[i]), i));
+    auto const value = elsewhere(static_cast<float>(x[i]));
+    x[i] = T(i == target ? value - g.target : value);
   }
   for (auto p = pieces.packs - 1 - index_t{threadIdx.x}; p >= 0; p -= Threads) {
     auto const first = pieces.pack(p);
     float value[n];
     exec::load_pack(value, x + first);
 #pragma unroll
-    for (int i = 0; i < n; ++i) value[i] = gradient(value[i], first + i);
+    for (int i = 0; i < n; ++i) value[i] = elsewhere(value[i]);
+    if (auto const at = target - first; at >= 0 && at < n) {
+#pragma unroll
+      for (int i = 0; i < n; ++i)
+        if (i == at) value[i] -= g.target;
+    }
     exec::store_pack(x + first, value);
   }
 }
