@@ -1,5 +1,6 @@
-/// An nccl communicator under a test that thinks in host memory: each call's spans are brought to the device,
-/// at addresses that are not aligned, and what it wrote comes back. Spans that overlap overlap there too.
+/// An nccl communicator under a test that thinks in host memory. Either the calls take the test's spans as
+/// they are, or each call's spans are brought to the device, at addresses that are not aligned, and what it
+/// wrote comes back. Spans that overlap overlap there too.
 #ifndef TESSERA_TESTS_COMM_CUDA_DEVICE_RANKS_HPP
 #define TESSERA_TESTS_COMM_CUDA_DEVICE_RANKS_HPP
 
@@ -78,9 +79,10 @@ public:
   class request {
   public:
     request() = default;
+    /// Without memory: the call was given the test's own spans.
     request(comm::nccl::request inner, std::shared_ptr<lent_memory> memory, bool checked)
         : inner_(std::move(inner)), memory_(std::move(memory)), checked_(checked) {
-      if (checked_) memory_->fetch(); // the caller sees poison
+      if (checked_ && memory_) memory_->fetch(); // the caller sees poison
     }
     request(request&&) = default;
     request& operator=(request&&) = default;
@@ -88,16 +90,15 @@ public:
       if (memory_ && std::uncaught_exceptions() == 0) wait();
     }
     void wait() {
-      if (!memory_) return;
+      if (!memory_) return inner_.wait();
       auto const memory = std::exchange(memory_, nullptr);
       if (checked_) memory->bring(); // what the caller did to it
       inner_.wait();
       memory->fetch();
     }
     bool test() {
-      if (!memory_) return true;
       if (!inner_.test()) return false;
-      std::exchange(memory_, nullptr)->fetch();
+      if (memory_) std::exchange(memory_, nullptr)->fetch();
       return true;
     }
 
@@ -107,7 +108,8 @@ public:
     bool checked_ = false;
   };
 
-  device_ranks(comm::nccl&& c, exec::cuda& ex) : c_(std::move(c)), ex_(&ex) {}
+  device_ranks(comm::nccl&& c, exec::cuda& ex, bool on_device)
+      : c_(std::move(c)), ex_(&ex), on_device_(on_device) {}
 
   int rank() const { return c_.rank(); }
   int size() const { return c_.size(); }
@@ -119,7 +121,7 @@ public:
     return comm::nccl::scratch_bytes<T>(n, ranks);
   }
   void barrier() { c_.barrier(); }
-  device_ranks split(int color, int key) { return {c_.split(color, key), *ex_}; }
+  device_ranks split(int color, int key) { return {c_.split(color, key), *ex_, on_device_}; }
 
   template <class T>
   void broadcast(std::span<T> data, int root) {
@@ -239,12 +241,17 @@ public:
 private:
   template <class T, class Call>
   void now(std::span<T> out, std::span<T const> in, Call call) {
+    if (!on_device_) {
+      call(out, in);
+      return;
+    }
     mirror<T> memory(*ex_, out, in);
     call(memory.out(), memory.in());
     memory.fetch();
   }
   template <class T, class Call>
   request later(std::span<T> out, std::span<T const> in, Call call) {
+    if (!on_device_) return {call(out, in), nullptr, false};
     auto memory = std::make_shared<mirror<T>>(*ex_, out, in);
     auto inner = call(memory->out(), memory->in());
     return {std::move(inner), std::move(memory), c_.options().checked};
@@ -252,6 +259,7 @@ private:
 
   comm::nccl c_;
   exec::cuda* ex_;
+  bool on_device_;
 };
 
 } // namespace test

@@ -82,22 +82,22 @@ std::vector<float> fetched(exec::cuda& ex, device_floats& from) {
 
 } // namespace
 
-/// The suite runs on host memory, and on device memory, with and without a watchdog.
+/// The suite runs on host memory and on device memory, with and without a watchdog.
 struct model {
   template <class Body>
   static void run(Body body, comm::communicator_options options = {}) {
     auto const most = ranks_here(3);
-    for (int ranks = 1; ranks <= most; ++ranks) {
-      CAPTURE(ranks);
-      on_devices(ranks, [&](comm::nccl& c, exec::cuda&, comm::threads&) { body(c); },
-                 {.checked = options.checked, .stall_limit = ranks == 2 ? 20.0 : 0.0});
-      on_devices(ranks,
-                 [&](comm::nccl& c, exec::cuda& ex, comm::threads&) {
-                   test::device_ranks on_device(c.split(0, c.rank()), ex);
-                   body(on_device);
-                 },
-                 {.checked = options.checked, .stall_limit = ranks == 3 ? 20.0 : 0.0});
-    }
+    for (int ranks = 1; ranks <= most; ++ranks)
+      for (bool const on_device : {false, true}) {
+        CAPTURE(ranks);
+        CAPTURE(on_device);
+        on_devices(ranks,
+                   [&](comm::nccl& c, exec::cuda& ex, comm::threads&) {
+                     test::device_ranks tested(c.split(0, c.rank()), ex, on_device);
+                     body(tested);
+                   },
+                   {.checked = options.checked, .stall_limit = (ranks == 2) == on_device ? 20.0 : 0.0});
+      }
   }
 };
 
@@ -242,6 +242,7 @@ TEST_CASE("a rank that fails wakes the others, and its own exception comes out")
   CHECK_THROWS_AS(on_devices(ranks_here(3),
                              [&](comm::nccl& c, exec::cuda& ex, comm::threads&) {
                                auto data = filled(ex, 5003, 1.0f);
+                               c.barrier();
                                if (c.rank() == 1) throw spoiled();
                                try {
                                  c.start_all_reduce(data.span()).wait();

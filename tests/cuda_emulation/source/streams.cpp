@@ -726,7 +726,8 @@ cudaError_t cudaFreeHost(void* memory) {
     if (memory == nullptr) return cudaSuccess;
     if (auto const error = may_wait_for_all(); error != cudaSuccess) return error;
     if (!is_pinned(reinterpret_cast<address>(memory)) || !is_piece(memory)) return cudaErrorInvalidValue;
-    for (int d = 0; d < device_count(); ++d) work_off_device(d, lock);
+    // Not for other devices: their streams may wait for a rank that is this thread.
+    work_off_device(device_of_thread, lock);
     return give_back(memory) ? cudaSuccess : cudaErrorInvalidValue;
   });
 }

@@ -57,7 +57,7 @@ public:
   void agree_on_options(site where) {
     auto& one = take({}, true);
     one.request.where = where;
-    one.doing = "the making of comm::nccl";
+    one.doing = "the beginning of comm::nccl";
     std::vector<communicator_terms> all(static_cast<std::size_t>(size()));
     communicator_terms const mine(options);
     gather_bytes(one, &mine, static_cast<index_t>(sizeof mine), all.data());
@@ -136,6 +136,16 @@ private:
   memory_account account() noexcept { return {&memory, memory_kind::communication}; }
   /// What is not the payload of a call on device memory.
   memory_account staging() noexcept { return {&memory, memory_kind::other}; }
+  /// Giving pinned memory back may wait for the device, which may wait for other ranks: what has become too
+  /// small is kept.
+  void* pinned_room(buffer<exec::pinned_memory>& memory, index_t bytes, site where) {
+    if (memory.bytes() < bytes) {
+      auto const grown = 2 * memory.bytes();
+      if (memory.bytes() > 0) outgrown_.push_back(static_cast<buffer<exec::pinned_memory>&&>(memory));
+      memory = buffer<exec::pinned_memory>(grown < bytes ? bytes : grown, staging(), where);
+    }
+    return memory.data();
+  }
   bool lost() const noexcept { return link_->lost(); }
   [[noreturn]] static void throw_lost(call const& c) {
     throw peer_failed("E-comm-016", c.where, name_of(c.what),
@@ -245,7 +255,7 @@ private:
     agree.in = agree.out = space.overflow;
     agree.count = 1;
     link_->enqueue(agree, one);
-    if (one.on_device) (void)room(one.host_stage, op::alignment, staging(), c.where);
+    if (one.on_device) (void)pinned_room(one.host_stage, op::alignment, c.where);
     link_->copy(one.overflow(), space.overflow, sizeof(int), c.where);
   }
 
@@ -258,7 +268,7 @@ private:
     auto const wanted = c.out == nullptr ? 0 : c.out_items * bytes_of(c.type);
     auto const bytes = rounded(given) + rounded(wanted);
     auto* device = room(one.device_stage, bytes, staging(), c.where);
-    auto* host = at(room(one.host_stage, alignment + bytes, staging(), c.where), alignment);
+    auto* host = at(pinned_room(one.host_stage, alignment + bytes, c.where), alignment);
     if (given > 0) {
       copy(host, c.in, given);
       link_->copy(device, host, given, c.where);
@@ -278,7 +288,7 @@ private:
   void gather_bytes(op& one, void const* mine, index_t bytes, void* all) {
     auto const where = one.request.where;
     auto const total = bytes * size();
-    auto* host = room(exchanged_host_, total, staging(), where);
+    auto* host = pinned_room(exchanged_host_, total, where);
     auto* device = room(exchanged_device_, total, staging(), where);
     copy(at(host, bytes * rank()), mine, bytes);
     link_->copy(at(device, bytes * rank()), at(host, bytes * rank()), bytes, where);
@@ -306,10 +316,15 @@ private:
     compare_counts(all.data(), size(), one.sign, c.where);
   }
 
+  /// Bytes by way of the host need room there.
+  device_store store_of(op& one) {
+    auto const& c = one.request;
+    auto const items = c.in_items > c.out_items ? c.in_items : c.out_items;
+    return {*link_, exchanged_, pinned_room(exchanged_host_, items * bytes_of(c.type), c.where), one};
+  }
   void lend(op& one) {
     if (!one.on_device) return one.lent.lend(host_store(), one.request, one.host_copies, account());
-    one.lent.lend(device_store{*link_, exchanged_, exchanged_host_, staging(), one}, one.request,
-                  one.device_copies, account());
+    one.lent.lend(store_of(one), one.request, one.device_copies, account());
     exchanged_.record(link_->lane, one.request.where); // whoever reads it from here on reads poison
     exchanged_.wait_in(link_->compute, one.request.where);
   }
@@ -318,8 +333,7 @@ private:
     if (!one.on_device) return one.lent.give_back(host_store(), one.sign, one.host_copies.data(), where);
     ready_.record(link_->compute, where);
     ready_.wait_in(link_->lane, where);
-    one.lent.give_back(device_store{*link_, exchanged_, exchanged_host_, staging(), one}, one.sign,
-                       one.device_copies.data(), where);
+    one.lent.give_back(store_of(one), one.sign, one.device_copies.data(), where);
     exchanged_.record(link_->lane, where);
     exchanged_.wait_in(link_->compute, where);
   }
@@ -337,7 +351,7 @@ private:
     constexpr auto header = static_cast<index_t>(sizeof(signature));
     if (options.checked)
       for (auto* one : sorted) {
-        auto* host = room(one->host_headers, 2 * header, staging(), one->request.where);
+        auto* host = pinned_room(one->host_headers, 2 * header, one->request.where);
         auto tagged = one->sign;
         tagged.sequence = one->request.tag;
         std::memcpy(host, &tagged, sizeof tagged);
@@ -384,6 +398,7 @@ private:
   std::vector<index_t> sends_, receives_; // counts of one step
   buffer<exec::cuda_memory> exchanged_device_;
   buffer<exec::pinned_memory> exchanged_host_;
+  std::vector<buffer<exec::pinned_memory>> outgrown_;
   std::vector<op*> messages_; // that wait to go out
   op* spare_ = nullptr;
 };

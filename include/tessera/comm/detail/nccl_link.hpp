@@ -37,6 +37,7 @@ struct nccl_call {
 
   signature const& signed_by(int ranks) noexcept {
     if (!has_sign) sign = signature_of(request, ranks, sequence, group, blocking);
+    if (doing != nullptr) __builtin_snprintf(sign.place, sizeof sign.place, "%s", doing);
     has_sign = true;
     return sign;
   }
@@ -65,7 +66,7 @@ public:
       : nccl_link(my_rank, ranks, space, options.stall_limit,
                   static_cast<std::unique_ptr<nccl_side>&&>(beside), where) {
     auto config = configuration();
-    nccl_call making = making_of("the making of comm::nccl", where);
+    nccl_call making = making_of("the beginning of comm::nccl", where);
     settle(ncclCommInitRankConfig(&comm_, ranks, id, my_rank, &config), "ncclCommInitRankConfig", making);
   }
   /// The part of `whole` that has this color: rank `my_rank` of `ranks`. Collective over `whole`.

@@ -49,6 +49,7 @@ public:
 
   news poll() override {
     news result;
+    if (!trouble_.empty()) return {false, trouble_}; // a receive that has failed is no answer
     try {
       listen();
       for (std::size_t r = 0; r < talk_->heard.size(); ++r)
@@ -56,7 +57,7 @@ public:
           talk_->answered[r] = 1;
       for (auto each : talk_->answered) result.asked = result.asked || each != 0;
     } catch (error const& e) {
-      result.trouble = e.what();
+      result.trouble = trouble_ = e.what();
     }
     return result;
   }
@@ -111,6 +112,7 @@ private:
 
   Host host_;
   std::unique_ptr<talk> talk_;
+  std::string trouble_;
 };
 
 template <host_communicator Host>
