@@ -42,9 +42,9 @@ std::string place_in_shared(context const& c, shared_range const& range, address
   return describe_shared_variable(a - range.begin);
 }
 
-std::uint16_t stamp_of(context const& c, int warp) {
-  auto const& w = c.warps[warp];
-  return w.sync_epoch == c.epoch ? static_cast<std::uint16_t>(w.stamp) : std::uint16_t{0};
+/// How many barriers of its warp the running thread has come to since the last of the block.
+std::uint16_t stamp_now(context const& c) {
+  return c.warp->sync_epoch == c.epoch ? static_cast<std::uint16_t>(c.warp->stamp) : std::uint16_t{0};
 }
 
 /// Whether what another thread did since the last block barrier, at `stamp`, came before a __syncwarp that
@@ -74,9 +74,10 @@ bool lanes_are_ordered(context const& c, unsigned lanes, std::uint32_t stamp) {
               at);
 }
 
+/// The accesses before this one that no barrier separates from it.
 template <use U>
-void check_cell(context& c, shared_range const& range, shared_cell& cell, address a, std::size_t bytes,
-                void const* at) {
+[[gnu::noinline]] void check_order(context& c, shared_range const& range, shared_cell const& cell, address a,
+                                   std::size_t bytes, void const* at) {
   auto const me = c.current;
   auto const warp = me >> 5;
   if constexpr (U != use::write) {
@@ -95,60 +96,74 @@ void check_cell(context& c, shared_range const& range, shared_cell& cell, addres
         auto const other = writer & (most_threads - 1);
         ordered = other == me || is_ordered(c, other, cell.write_stamp);
       } else if (writer != atomic_many && (writer & 31) == warp) {
-        ordered = lanes_are_ordered(c, c.warps[warp].exists, cell.write_stamp);
+        ordered = lanes_are_ordered(c, c.warp->exists, cell.write_stamp);
       }
       if (!ordered)
         FAIL_SHARED_RACE(c, range, U, a, bytes, "an atomic operation of another thread", true, at);
     }
   }
   if constexpr (U != use::read) {
-    if (cell.read_epoch == c.epoch) {
-      if (cell.reader_warp == many_warps)
-        FAIL_SHARED_RACE(c, range, U, a, bytes, "threads of several warps", false, at);
-      auto const own = cell.reader_warp == warp ? 1u << (me & 31) : 0u;
-      if (auto const others = cell.reader_lanes & ~own; others != 0) {
-        auto const first = cell.reader_warp << 5;
-        if (cell.reader_warp != warp || !lanes_are_ordered(c, others, cell.read_stamp))
-          FAIL_SHARED_RACE(c, range, U, a, bytes, describe_thread(c, first | std::countr_zero(others)), false,
-                           at);
-      }
-      cell.read_epoch = 0;
-    }
-    auto const stamp = stamp_of(c, warp);
-    if constexpr (U == use::write) {
-      cell.writer = static_cast<std::uint16_t>(me);
-    } else {
-      auto const was_atomic = cell.write_epoch == c.epoch && cell.writer >= atomic_thread;
-      auto const single = static_cast<std::uint16_t>(atomic_thread | me);
-      auto const whole = static_cast<std::uint16_t>(atomic_warp | warp);
-      if (!was_atomic || cell.writer == single)
-        cell.writer = single;
-      else if (cell.writer == whole) {
-      } else if (cell.writer < atomic_warp && (cell.writer & (most_threads - 1)) >> 5 == warp)
-        cell.writer = whole;
-      else
-        cell.writer = atomic_many;
-    }
-    cell.write_epoch = c.epoch;
-    cell.write_stamp = stamp;
-  } else {
-    auto const lane = 1u << (me & 31);
-    if (cell.read_epoch != c.epoch) {
-      cell.read_epoch = c.epoch;
-      cell.reader_warp = static_cast<std::uint8_t>(warp);
-      cell.reader_lanes = lane;
-      cell.read_stamp = stamp_of(c, warp);
-    } else if (cell.reader_warp == warp) {
-      cell.reader_lanes |= lane;
-      cell.read_stamp = stamp_of(c, warp);
-    } else {
-      cell.reader_warp = many_warps;
+    if (cell.read_epoch != c.epoch) return;
+    if (cell.reader_warp == many_warps)
+      FAIL_SHARED_RACE(c, range, U, a, bytes, "threads of several warps", false, at);
+    auto const own = cell.reader_warp == warp ? 1u << (me & 31) : 0u;
+    if (auto const others = cell.reader_lanes & ~own; others != 0) {
+      auto const first = cell.reader_warp << 5;
+      if (cell.reader_warp != warp || !lanes_are_ordered(c, others, cell.read_stamp))
+        FAIL_SHARED_RACE(c, range, U, a, bytes, describe_thread(c, first | std::countr_zero(others)), false,
+                         at);
     }
   }
 }
 
 template <use U>
-void check_shared(context& c, shared_range& range, address a, std::size_t bytes, void const* at) {
+[[gnu::always_inline]] inline void check_cell(context& c, shared_range const& range, shared_cell& cell,
+                                              address a, std::size_t bytes, void const* at) {
+  auto const me = c.current;
+  auto const epoch = c.epoch;
+  if constexpr (U == use::read) {
+    // The commonest: written before a barrier, or by the thread itself.
+    if (!(cell.write_epoch >= c.first_epoch && (cell.write_epoch != epoch || cell.writer == me))) [[unlikely]]
+      check_order<U>(c, range, cell, a, bytes, at);
+    auto const warp = static_cast<std::uint8_t>(me >> 5);
+    auto const lane = 1u << (me & 31);
+    if (cell.read_epoch != epoch) {
+      cell.read_epoch = epoch;
+      cell.reader_warp = warp;
+      cell.reader_lanes = lane;
+      cell.read_stamp = stamp_now(c);
+    } else if (cell.reader_warp == warp) {
+      cell.reader_lanes |= lane;
+      cell.read_stamp = stamp_now(c);
+    } else {
+      cell.reader_warp = many_warps;
+    }
+  } else {
+    if (cell.write_epoch == epoch || cell.read_epoch == epoch || U == use::atomic)
+      check_order<U>(c, range, cell, a, bytes, at);
+    cell.read_epoch = 0;
+    if constexpr (U == use::write) {
+      cell.writer = static_cast<std::uint16_t>(me);
+    } else {
+      auto const was_atomic = cell.write_epoch == epoch && cell.writer >= atomic_thread;
+      auto const single = static_cast<std::uint16_t>(atomic_thread | me);
+      auto const whole = static_cast<std::uint16_t>(atomic_warp | me >> 5);
+      if (!was_atomic || cell.writer == single)
+        cell.writer = single;
+      else if (cell.writer < atomic_warp && (cell.writer & (most_threads - 1)) >> 5 == me >> 5)
+        cell.writer = whole;
+      else if (cell.writer != whole)
+        cell.writer = atomic_many;
+    }
+    cell.write_epoch = epoch;
+    cell.write_stamp = stamp_now(c);
+  }
+}
+
+/// Any number of bytes, anywhere.
+template <use U>
+[[gnu::noinline]] void check_shared_bytes(context& c, shared_range& range, address a, std::size_t bytes,
+                                          void const* at) {
   auto const offset = a - range.begin;
   if (offset + bytes > range.bytes)
     FAIL_ACCESS(c, fault_kind::out_of_bounds, U, a, bytes,
@@ -156,7 +171,7 @@ void check_shared(context& c, shared_range& range, address a, std::size_t bytes,
   for (auto i = offset; i < offset + bytes;) {
     auto& cell = range.cells[i / 4];
     bool const whole = i % 4 == 0 && i + 4 <= offset + bytes;
-    bool const single = cell.single_epoch >= c.first_epoch && cell.single_epoch != 0;
+    bool const single = cell.single_epoch >= c.first_epoch;
     if (whole && !single) {
       check_cell<U>(c, range, cell, a, bytes, at);
       i += 4;
@@ -170,6 +185,22 @@ void check_shared(context& c, shared_range& range, address a, std::size_t bytes,
     auto const end = std::min(i / 4 * 4 + 4, offset + bytes);
     for (; i < end; ++i) check_cell<U>(c, range, parts[i % 4], a, bytes, at);
   }
+}
+
+template <use U, std::size_t N>
+[[gnu::always_inline]] inline void check_shared(context& c, shared_range& range, address a, std::size_t bytes,
+                                                void const* at) {
+  auto const offset = a - range.begin;
+  if constexpr (N >= 4) {
+    auto* const cells = range.cells + offset / 4;
+    bool simple = offset % 4 == 0 && offset + N <= range.bytes;
+    for (std::size_t i = 0; i < N / 4; ++i) simple = simple && cells[i].single_epoch < c.first_epoch;
+    if (simple) [[likely]] {
+      for (std::size_t i = 0; i < N / 4; ++i) check_cell<U>(c, range, cells[i], a, bytes, at);
+      return;
+    }
+  }
+  check_shared_bytes<U>(c, range, a, bytes, at);
 }
 
 // ---- device memory ---------------------------------------------------------------------------------------
@@ -192,7 +223,7 @@ void check_shared(context& c, shared_range& range, address a, std::size_t bytes,
 }
 
 template <use U>
-[[gnu::noinline]] void check_device_slowly(context& c, address a, std::size_t bytes, void const* at) {
+[[gnu::noinline]] void check_device_bytes(context& c, address a, std::size_t bytes, void const* at) {
   bool right = is_pinned(a) || c.peers[device_at(a)];
   auto* const shadow = shadow_of(a);
   constexpr auto wanted = static_cast<unsigned char>(U == use::write ? allocated : allocated | written);
@@ -202,81 +233,106 @@ template <use U>
     for (std::size_t i = 0; i < bytes; ++i) shadow[i] |= written;
 }
 
-inline constexpr std::uint64_t thread_bits = 10, block_bits = 32;
-inline constexpr auto block_mask = ((std::uint64_t{1} << block_bits) - 1) << thread_bits;
+inline constexpr int thread_shift = interval_bits, block_shift = thread_bits + interval_bits,
+                     launch_shift = block_bits + block_shift;
+inline constexpr auto interval_mask = (std::uint64_t{1} << interval_bits) - 1;
 
-[[noreturn, gnu::noinline]] void fail_device_race(context& c, use u, address a, std::size_t bytes,
-                                                  std::uint64_t other, bool wrote, void const* at) {
-  running = nullptr;
-  auto const block = (other & block_mask) >> thread_bits;
-  auto const thread = static_cast<int>(other & (most_threads - 1));
-  auto who = describe_thread(c, thread);
-  if (block != c.block_number)
-    who += " of block (" + std::to_string(block % c.grid.x) + ", " +
-           std::to_string(block / c.grid.x % c.grid.y) + ", " + std::to_string(block / c.grid.x / c.grid.y) +
-           ")";
-  FAIL_ACCESS(c, fault_kind::race, u, a, bytes,
-              describe_memory(a) + ", which " + who + " " + verb(wrote) + " in the same kernel, with " +
-                  (block == c.block_number ? "no barrier in between" : "nothing that orders the two"),
-              at);
-}
-
-/// Whether the access `who` made at `time` in this launch does not come before the running thread's.
-bool is_unordered(context const& c, std::uint64_t who, std::uint32_t time) {
-  if ((who & block_mask) >> thread_bits != c.block_number) return true;
-  auto const thread = static_cast<int>(who & (most_threads - 1));
-  if (thread == c.current) return false;
-  if (time >> 12 != ((c.epoch - c.first_epoch) & 0xfffffu)) return false;
-  return !is_ordered(c, thread, time & 0xfffu);
+/// What the running thread leaves in a cell.
+std::uint64_t signature_now(context const& c) {
+  return c.signature | static_cast<std::uint64_t>(c.current) << thread_shift |
+         ((c.epoch - c.first_epoch) & interval_mask);
 }
 
 template <use U>
-void check_device_race(context& c, address a, std::size_t bytes, void const* at) {
-  auto const launch = c.launch_number << (thread_bits + block_bits);
-  auto const me = launch | c.block_number << thread_bits | static_cast<unsigned>(c.current);
-  auto const time = ((c.epoch - c.first_epoch) & 0xfffffu) << 12 | stamp_of(c, c.current >> 5);
-  constexpr auto who_mask = block_mask | (most_threads - 1);
+[[gnu::noinline]] void check_device_order(context& c, address a, std::size_t bytes, std::uint64_t other,
+                                          bool wrote, void const* at) {
+  auto const me = signature_now(c);
+  if (other >> launch_shift != me >> launch_shift) return;
+  auto const same_block = other >> block_shift == me >> block_shift;
+  auto const thread = static_cast<int>(other >> thread_shift) & (most_threads - 1);
+  if (same_block) {
+    if (thread == c.current || (other & interval_mask) != (me & interval_mask)) return;
+    // Any barrier of the warp counts as the one between the two.
+    if (thread >> 5 == c.current >> 5 && stamp_now(c) > 0) return;
+  } else if (c.fenced) {
+    return; // a counter or flag may have ordered them
+  }
+  running = nullptr;
+  auto who = describe_thread(c, thread);
+  if (!same_block) {
+    auto const block = other >> block_shift & ((1u << block_bits) - 1);
+    who += " of block (" + std::to_string(block % c.grid.x) + ", " +
+           std::to_string(block / c.grid.x % c.grid.y) + ", " + std::to_string(block / c.grid.x / c.grid.y) +
+           ")";
+  }
+  fail_access(c, fault_kind::race, U, a, bytes,
+              describe_memory(a) + ", which " + who + " " + verb(wrote) + " in the same kernel, with " +
+                  (same_block ? "no barrier in between" : "nothing that orders the two"),
+              at);
+}
+
+template <use U>
+[[gnu::always_inline]] inline void check_device_race(context& c, address a, std::size_t bytes,
+                                                     void const* at) {
+  auto const me = signature_now(c);
   auto* cell = cells_of(a);
   for (auto* const end = cells_of(a + bytes + 1); cell < end; ++cell) {
-    if (cell->writer != me && (cell->writer & ~who_mask) == launch && !(U != use::write && c.fenced) &&
-        is_unordered(c, cell->writer, cell->write_time))
-      fail_device_race(c, U, a, bytes, cell->writer, true, at);
+    // Same launch, and not the thread itself in this interval.
+    if (cell->writer != me && ((cell->writer ^ me) >> launch_shift) == 0) [[unlikely]]
+      check_device_order<U>(c, a, bytes, cell->writer, true, at);
     if constexpr (U == use::write) {
-      if (cell->reader != me && (cell->reader & ~who_mask) == launch && !c.fenced &&
-          is_unordered(c, cell->reader, cell->read_time))
-        fail_device_race(c, U, a, bytes, cell->reader, false, at);
+      if (cell->reader != me && ((cell->reader ^ me) >> launch_shift) == 0) [[unlikely]]
+        check_device_order<U>(c, a, bytes, cell->reader, false, at);
       cell->writer = me;
-      cell->write_time = time;
     } else if constexpr (U == use::read) {
       cell->reader = me;
-      cell->read_time = time;
     }
   }
 }
 
-template <std::size_t Bytes>
-constexpr auto repeated(unsigned char bits) {
-  std::uint64_t all = 0;
-  for (std::size_t i = 0; i < std::min<std::size_t>(Bytes, 8); ++i) all |= std::uint64_t{bits} << (8 * i);
-  return all;
+constexpr std::uint64_t in_each_byte(unsigned char bits) {
+  return bits * std::uint64_t{0x0101010101010101};
 }
 
+/// Whether N bytes of the device's own memory are all there is to be looked at.
+template <use U, std::size_t N>
+[[gnu::always_inline]] inline bool passes_device(address a) {
+  using word = std::conditional_t<
+      N == 1, std::uint8_t,
+      std::conditional_t<N == 2, std::uint16_t, std::conditional_t<N == 4, std::uint32_t, std::uint64_t>>>;
+  constexpr auto both = static_cast<word>(in_each_byte(allocated | written));
+  constexpr auto one = static_cast<word>(in_each_byte(allocated));
+  auto* const shadow = shadow_of(a);
+  bool right = true;
+  for (std::size_t i = 0; i < N; i += sizeof(word)) {
+    word bits;
+    __builtin_memcpy(&bits, shadow + i, sizeof(word));
+    if constexpr (U == use::write)
+      right = right && (bits & one) == one;
+    else
+      right = right && bits == both;
+  }
+  if constexpr (U == use::write)
+    if (right) __builtin_memset(shadow, allocated | written, N);
+  return right;
+}
+
+/// Neither the device's own memory nor the thread's.
 template <use U>
-void check_kernel(context& c, address a, std::size_t bytes, void const* at) {
+[[gnu::noinline]] void check_elsewhere(context& c, address a, std::size_t bytes, void const* at) {
   if (is_known(a)) {
-    check_device_slowly<U>(c, a, bytes, at);
+    check_device_bytes<U>(c, a, bytes, at);
     if (c.check_races && bytes > 1) check_device_race<U>(c, a, bytes, at);
     return;
   }
-  if (a - c.stack_begin < stack_bytes) return;
-  // The dimensions belong to the thread too.
+  // The dimensions belong to the thread of the operating system too.
   if (a - reinterpret_cast<address>(&blockDim) < sizeof(blockDim) ||
       a - reinterpret_cast<address>(&gridDim) < sizeof(gridDim))
     return;
   if (a - c.static_shared.begin < c.static_shared.bytes)
-    return check_shared<U>(c, c.static_shared, a, bytes, at);
+    return check_shared_bytes<U>(c, c.static_shared, a, bytes, at);
   if (a - c.dynamic_shared.begin < std::size_t{1} << 20)
-    return check_shared<U>(c, c.dynamic_shared, a, bytes, at);
+    return check_shared_bytes<U>(c, c.dynamic_shared, a, bytes, at);
   if (a - reinterpret_cast<address>(c.kernel) < c.kernel->bytes && U == use::read) return;
   // Constants, and tables that the compiler made.
   auto const image = reinterpret_cast<address>(&__executable_start);
@@ -310,7 +366,8 @@ void check_kernel(context& c, address a, std::size_t bytes, void const* at) {
                    hexadecimal(a) + ", " + why + ": " + describe_memory(a) + "\n  " + describe_code(at));
 }
 
-template <use U>
+/// N: the size where the compiler knows it, else 0.
+template <use U, std::size_t N>
 [[gnu::always_inline]] inline void access(void const* pointer, std::size_t bytes, void const* at) {
   auto const a = reinterpret_cast<address>(pointer);
   auto* const c = running;
@@ -319,20 +376,37 @@ template <use U>
       check_host(U, a, bytes, at);
     return;
   }
-  check_kernel<U>(*c, a, bytes, at);
+  if constexpr (N > 0) {
+    if (a - c->own_memory < device_bytes) {
+      if (!passes_device<U, N>(a)) [[unlikely]]
+        check_device_bytes<U>(*c, a, bytes, at);
+      if (N > 1 && c->check_races) check_device_race<U>(*c, a, N, at);
+      return;
+    }
+    if (a - reinterpret_cast<address>(c->state->stack) < stack_bytes) return;
+    // The dimensions are in the same segment, and as constant as a thread's index.
+    if (a - c->static_shared.begin < c->static_shared.bytes &&
+        a - reinterpret_cast<address>(&blockDim) >= sizeof(blockDim) &&
+        a - reinterpret_cast<address>(&gridDim) >= sizeof(gridDim))
+      return check_shared<U, N>(*c, c->static_shared, a, N, at);
+    if (a - c->dynamic_shared.begin < c->dynamic_shared.bytes)
+      return check_shared<U, N>(*c, c->dynamic_shared, a, N, at);
+  }
+  if (a - reinterpret_cast<address>(c->state->stack) < stack_bytes) return;
+  check_elsewhere<U>(*c, a, bytes, at);
 }
 
 } // namespace
 
 void atomic_access(void const* memory, std::size_t bytes) {
   require_aligned(memory, bytes);
-  access<use::atomic>(memory, bytes, __builtin_return_address(0));
+  access<use::atomic, 0>(memory, bytes, __builtin_return_address(0));
 }
 void read_access(void const* memory, std::size_t bytes) {
-  access<use::read>(memory, bytes, __builtin_return_address(0));
+  access<use::read, 0>(memory, bytes, __builtin_return_address(0));
 }
 void write_access(void const* memory, std::size_t bytes) {
-  access<use::write>(memory, bytes, __builtin_return_address(0));
+  access<use::write, 0>(memory, bytes, __builtin_return_address(0));
 }
 void require_aligned(void const* memory, std::size_t bytes) {
   auto* const c = running;
@@ -353,26 +427,26 @@ using cuda_emulation::use;
 #define HERE __builtin_return_address(0)
 #define ACCESSES(N)                                                                                          \
   void __tsan_read##N(void* a) {                                                                             \
-    access<use::read>(a, N, HERE);                                                                           \
+    access<use::read, N>(a, N, HERE);                                                                        \
   }                                                                                                          \
   void __tsan_write##N(void* a) {                                                                            \
-    access<use::write>(a, N, HERE);                                                                          \
+    access<use::write, N>(a, N, HERE);                                                                       \
   }                                                                                                          \
   void __tsan_volatile_read##N(void* a) {                                                                    \
-    access<use::read>(a, N, HERE);                                                                           \
+    access<use::read, N>(a, N, HERE);                                                                        \
   }                                                                                                          \
   void __tsan_volatile_write##N(void* a) {                                                                   \
-    access<use::write>(a, N, HERE);                                                                          \
+    access<use::write, N>(a, N, HERE);                                                                       \
   }                                                                                                          \
   void __tsan_unaligned_read##N(void* a) {                                                                   \
-    access<use::read>(a, N, HERE);                                                                           \
+    access<use::read, N>(a, N, HERE);                                                                        \
   }                                                                                                          \
   void __tsan_unaligned_write##N(void* a) {                                                                  \
-    access<use::write>(a, N, HERE);                                                                          \
+    access<use::write, N>(a, N, HERE);                                                                       \
   }                                                                                                          \
   void __tsan_read_write##N(void* a) {                                                                       \
-    access<use::read>(a, N, HERE);                                                                           \
-    access<use::write>(a, N, HERE);                                                                          \
+    access<use::read, N>(a, N, HERE);                                                                        \
+    access<use::write, N>(a, N, HERE);                                                                       \
   }
 // The program's atomic operations, which in instrumented code are calls too. The strongest order does for
 // all.
@@ -427,10 +501,10 @@ ACCESSES(4)
 ACCESSES(8)
 ACCESSES(16)
 void __tsan_read_range(void* a, std::size_t bytes) {
-  access<use::read>(a, bytes, HERE);
+  access<use::read, 0>(a, bytes, HERE);
 }
 void __tsan_write_range(void* a, std::size_t bytes) {
-  access<use::write>(a, bytes, HERE);
+  access<use::write, 0>(a, bytes, HERE);
 }
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
@@ -445,17 +519,17 @@ void __tsan_atomic_signal_fence(int) {
   __atomic_signal_fence(__ATOMIC_SEQ_CST);
 }
 void* __tsan_memcpy(void* to, void const* from, std::size_t bytes) {
-  access<use::read>(from, bytes, HERE);
-  access<use::write>(to, bytes, HERE);
+  access<use::read, 0>(from, bytes, HERE);
+  access<use::write, 0>(to, bytes, HERE);
   return std::memcpy(to, from, bytes);
 }
 void* __tsan_memmove(void* to, void const* from, std::size_t bytes) {
-  access<use::read>(from, bytes, HERE);
-  access<use::write>(to, bytes, HERE);
+  access<use::read, 0>(from, bytes, HERE);
+  access<use::write, 0>(to, bytes, HERE);
   return std::memmove(to, from, bytes);
 }
 void* __tsan_memset(void* to, int value, std::size_t bytes) {
-  access<use::write>(to, bytes, HERE);
+  access<use::write, 0>(to, bytes, HERE);
   return std::memset(to, value, bytes);
 }
 

@@ -96,8 +96,8 @@ static char* take_stack(context& c) {
 
 static void set_current(context& c, int thread) {
   c.current = thread;
-  c.index = c.states[thread].index;
-  c.stack_begin = reinterpret_cast<address>(c.states[thread].stack);
+  c.state = c.states + thread;
+  c.warp = c.warps + (thread >> 5);
 }
 
 static void set_ready(context& c, int warp, unsigned lanes) {
@@ -117,23 +117,28 @@ static int take_ready(context& c) {
   return warp << 5 | lane;
 }
 
+static bool has_started(context& c, int thread) {
+  return (c.warps[thread >> 5].started >> (thread & 31) & 1u) != 0;
+}
+
 static void begin_thread(context& c, int thread, char* stack) {
   auto& state = c.states[thread];
   c.warps[thread >> 5].started |= 1u << (thread & 31);
-  auto const t = static_cast<unsigned>(thread);
-  state.index = {t % c.block.x, t / c.block.x % c.block.y, t / (c.block.x * c.block.y)};
+  if (thread > 0 && has_started(c, thread - 1) && c.states[thread - 1].index.x + 1 < c.block.x) {
+    state.index = c.states[thread - 1].index;
+    ++state.index.x;
+  } else {
+    auto const t = static_cast<unsigned>(thread);
+    state.index = {t % c.block.x, t / c.block.x % c.block.y, t / (c.block.x * c.block.y)};
+  }
   state.stack = stack;
   set_current(c, thread);
-}
-
-static bool has_started(context& c, int thread) {
-  return (c.warps[thread >> 5].started >> (thread & 31) & 1u) != 0;
 }
 
 static void end_thread(context& c);
 
 [[noreturn]] static void to_main(context& c) {
-  void* abandoned = c.states[c.current].stack;
+  void* abandoned = c.state->stack;
   tessera_emulation_switch(&abandoned, c.main_stack_pointer);
   __builtin_unreachable();
 }
@@ -143,7 +148,7 @@ static void fiber() {
   for (;;) {
     c.kernel->run(*c.kernel);
     end_thread(c);
-    auto* const stack = c.states[c.current].stack;
+    auto* const stack = c.state->stack;
     auto const next = take_ready(c);
     if (next < 0) to_main(c);
     if (!has_started(c, next)) {
@@ -453,7 +458,7 @@ template void act_reduce<reduction::odd_bits>(void* const*, unsigned);
 // ---------------------------------------------------------------------------------------------
 
 uint3 thread_index() noexcept {
-  return running->index;
+  return running->state->index;
 }
 uint3 block_index() noexcept {
   return running->block_index;
@@ -527,7 +532,7 @@ static void run_block(context& c) {
 }
 
 static shared_range make_range(address begin, std::size_t bytes, std::size_t room) {
-  auto const words = room / 4 + 2;
+  auto const words = room / 4 + 8;
   return {begin, bytes, static_cast<shared_cell*>(map(words * sizeof(shared_cell))),
           static_cast<shared_cell*>(map(4 * words * sizeof(shared_cell)))};
 }
@@ -550,8 +555,8 @@ struct owned_context : context {
   owned_context& operator=(owned_context const&) = delete;
   ~owned_context() {
     auto const give_back = [](shared_range const& range, std::size_t room) {
-      munmap(range.cells, (room / 4 + 2) * sizeof(shared_cell));
-      munmap(range.single_cells, 4 * (room / 4 + 2) * sizeof(shared_cell));
+      munmap(range.cells, (room / 4 + 8) * sizeof(shared_cell));
+      munmap(range.single_cells, 4 * (room / 4 + 8) * sizeof(shared_cell));
     };
     give_back(static_shared, static_room);
     give_back(dynamic_shared, dynamic_room);
@@ -600,7 +605,12 @@ cudaError_t run_grid(launched const& kernel, dim3 grid, dim3 block, std::size_t 
   gridDim = {grid.x, grid.y, grid.z};
   c.device = device;
   c.shared_bytes = c.dynamic_shared.bytes = shared_bytes;
-  c.launch_number = (launches.fetch_add(1, std::memory_order_relaxed) + 1) & ((1u << 22) - 1);
+  c.launch_number = (launches.fetch_add(1, std::memory_order_relaxed) + 1) & ((1u << launch_bits) - 1);
+  if (c.launch_number == 0) {
+    clear_cells(); // the numbers begin again
+    c.launch_number = (launches.fetch_add(1, std::memory_order_relaxed) + 1) & ((1u << launch_bits) - 1);
+  }
+  c.own_memory = device_begin + static_cast<address>(device) * device_bytes;
   c.threads = static_cast<int>(block.x * block.y * block.z);
   c.check_races = races;
   for (int d = 0; d < most_devices; ++d) c.peers[d] = d == device || peer_enabled(device, d);
@@ -610,6 +620,8 @@ cudaError_t run_grid(launched const& kernel, dim3 grid, dim3 block, std::size_t 
   for (std::uint64_t i = 0; i < blocks && !c.failed; ++i) {
     auto const b = falling ? blocks - 1 - i : i;
     c.block_number = b;
+    c.signature = c.launch_number << (64 - launch_bits) | (b & ((1u << block_bits) - 1))
+                                                              << (thread_bits + interval_bits);
     c.block_index = {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
                      static_cast<unsigned>(b / grid.x / grid.y)};
     run_block(c);

@@ -52,11 +52,15 @@ std::int64_t free_bytes(int device);
 
 // ---- accesses of one kernel's threads to device memory ---------------------------------------------------
 
-/// The latest accesses of two bytes of device memory.
+/// The latest accesses of two bytes of device memory: launch, block, thread, interval between barriers of the
+/// block. Of long launches the block is not whole; a race between two that look the same is not seen.
 struct global_cell {
-  std::uint64_t writer, reader; // launch << 42 | block << 10 | thread; zero: none
-  std::uint32_t write_time, read_time;
+  std::uint64_t writer, reader;
 };
+inline constexpr int launch_bits = 16, block_bits = 18, thread_bits = 10, interval_bits = 20;
+static_assert(launch_bits + block_bits + thread_bits + interval_bits == 64);
+/// Forgets all accesses.
+void clear_cells();
 inline constexpr address cells_begin = address{0x2000} << 32;
 inline global_cell* cells_of(address a) {
   return reinterpret_cast<global_cell*>(cells_begin + (a - device_begin) / 2 * sizeof(global_cell));
@@ -122,7 +126,6 @@ struct context {
   place barrier_place{};
   int first_at_barrier = 0;
   std::uint32_t epoch = 0, first_epoch = 0; // intervals between block barriers, over all blocks and kernels
-  std::uint32_t time = 0;                   // the same, for device memory, and warp barriers too
   unsigned ready_warps = 0;
   bool fenced = false;
   warp_state warps[most_warps];
@@ -131,8 +134,10 @@ struct context {
 
   // The running thread.
   int current = 0;
-  uint3 index{};
-  address stack_begin = 0;
+  thread_state* state = nullptr;
+  warp_state* warp = nullptr;
+  std::uint64_t signature = 0; // launch, block and thread, as in global_cell
+  address own_memory = 0;      // where the device's begins
 
   shared_range static_shared, dynamic_shared;
   void* main_stack_pointer = nullptr;

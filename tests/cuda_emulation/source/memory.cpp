@@ -200,6 +200,10 @@ int device_of_memory(void const* pointer) {
   return is_device(a) ? device_at(a) : -1;
 }
 
+void clear_cells() {
+  madvise(reinterpret_cast<void*>(cells_begin), known_bytes / 2 * sizeof(global_cell), MADV_DONTNEED);
+}
+
 void forget(void* pointer, std::size_t bytes) {
   auto const a = reinterpret_cast<address>(pointer);
   if (!is_device(a)) return;
