@@ -110,6 +110,8 @@ public:
 
   /// c (+)= a b with the epilogue, on the space's stream. `a` and `b` have one type, c has it too or is fp32.
   /// False, and nothing done, where a layout is not one that cuBLASLt takes or where it has no algorithm.
+  /// What it can do beside the product depends on its version and the device, and is not written down in
+  /// full: an epilogue that it refuses is noted and left to separate kernels.
   template <storage_scalar C, storage_scalar T>
     requires(std::same_as<C, T> || std::same_as<C, float>)
   bool multiply(exec::cuda& ex, view<C, 3, cuda_memory> c, view<T const, 3, cuda_memory> a,
@@ -141,7 +143,7 @@ public:
                     .alignment_bias = alignment_of(epilogue.bias),
                     .alignment_aux = alignment_of(epilogue.aux),
                     .leading_aux = epilogue.aux_leading};
-    auto const& how = plan_of(ex, key, epilogue, where);
+    auto& how = plan_of(ex, key, epilogue, where);
     if (!how.possible) return false;
     point_at(how.operation.get(), epilogue, where);
     float const one = 1, beta = accumulate ? 1.0f : 0.0f;
@@ -149,11 +151,15 @@ public:
                           ? nullptr
                           : ex.template handle<exec::scratch<cublaslt, cuda_memory>>().template take<char>(
                                 how.workspace_bytes, where);
-    cublaslt_check(cublasLtMatmul(library_.get(), how.operation.get(), &one, b.data(), how.a.get(), a.data(),
-                                  how.b.get(), &beta, c.data(), how.d.get(), c.data(), how.d.get(),
-                                  &how.algorithm, workspace, static_cast<std::size_t>(how.workspace_bytes),
-                                  ex.stream()),
-                   "cublasLtMatmul", where);
+    auto const status =
+        cublasLtMatmul(library_.get(), how.operation.get(), &one, b.data(), how.a.get(), a.data(),
+                       how.b.get(), &beta, c.data(), how.d.get(), c.data(), how.d.get(), &how.algorithm,
+                       workspace, static_cast<std::size_t>(how.workspace_bytes), ex.stream());
+    if (is_refusal(status, epilogue.kind)) {
+      give_up(ex, how);
+      return false;
+    }
+    cublaslt_check(status, "cublasLtMatmul", where);
     return true;
   }
 
@@ -186,7 +192,7 @@ private:
   /// More shapes than a program of fixed sizes ever has; beyond it all are forgotten.
   static constexpr std::size_t most_plans = 4096;
 
-  plan const& plan_of(exec::cuda& ex, shape const& key, product_epilogue const& epilogue, site where) {
+  plan& plan_of(exec::cuda& ex, shape const& key, product_epilogue const& epilogue, site where) {
     if (auto const known = plans_.find(key); known != plans_.end()) return known->second;
     if (plans_.size() >= most_plans) plans_.clear();
     return plans_.emplace(key, make(ex, key, epilogue, where)).first->second;
@@ -252,12 +258,27 @@ private:
     auto const status =
         cublasLtMatmulAlgoGetHeuristic(library_.get(), made.operation.get(), made.a.get(), made.b.get(),
                                        made.d.get(), made.d.get(), preference_.get(), 1, &found, &count);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return;
-    cublaslt_check(status, "cublasLtMatmulAlgoGetHeuristic", where);
-    if (count < 1 || found.state != CUBLAS_STATUS_SUCCESS) return;
+    auto const kind = static_cast<cublasLtEpilogue_t>(key.epilogue);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED && !is_refusal(status, kind))
+      cublaslt_check(status, "cublasLtMatmulAlgoGetHeuristic", where);
+    if (status != CUBLAS_STATUS_SUCCESS || count < 1 || found.state != CUBLAS_STATUS_SUCCESS) {
+      if (kind != CUBLASLT_EPILOGUE_DEFAULT) give_up(ex, made);
+      return;
+    }
     made.possible = true;
     made.algorithm = found.algo;
     made.workspace_bytes = narrow<index_t>(found.workspaceSize, where);
+  }
+
+  /// The product alone is possible, whatever the answer to the epilogue.
+  static bool is_refusal(cublasStatus_t status, cublasLtEpilogue_t kind) noexcept {
+    return kind != CUBLASLT_EPILOGUE_DEFAULT &&
+           (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE);
+  }
+  static void give_up(exec::cuda& ex, plan& made) {
+    made.possible = false;
+    ex.note(
+        "some products: cuBLASLt does not apply bias, GELU or their gradients to them; separate kernels do");
   }
 
   static void point_at(cublasLtMatmulDesc_t operation, product_epilogue const& epilogue, site where) {
