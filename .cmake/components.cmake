@@ -92,7 +92,13 @@ function(tessera_add_component name missing)
   target_include_directories(tessera::${name} SYSTEM INTERFACE ${include})
   if(NOT name STREQUAL "openmp")
     string(TOUPPER ${name} upper)
-    target_compile_definitions(tessera::${name} INTERFACE TESSERA_WITH_${upper})
+    set(definition TESSERA_WITH_${upper})
+    if(name STREQUAL "onednn")
+      # nvcc 13.0 aborts in dnnl.hpp (it destroys a struct that only a typedef names). What nvcc compiles multiplies on the
+      # host by Tessera's own loops; the policy is part of the type, so both may be in one program.
+      set(definition $<$<COMPILE_LANGUAGE:CXX>:${definition}>)
+    endif()
+    target_compile_definitions(tessera::${name} INTERFACE ${definition})
   else()
     target_compile_options(tessera::${name} INTERFACE
       $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${OpenMP_CXX_FLAGS}>)
