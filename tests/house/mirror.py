@@ -8,6 +8,7 @@ TESTED_ELSEWHERE = {
     "include/tessera/tessera.hpp": "includes the others; tests/house/single_header.py and tests/compile",
     "include/tessera/cuda.cuh": "includes the others; tests/compile/cuda",
     "include/tessera/comm/communicator.hpp": "a concept; each model runs tests/comm/conformance.hpp",
+    "include/tessera/comm/nccl.hpp": "tests/comm/cuda/nccl.cu",
     "include/tessera/exec/space.hpp": "a concept; tests/misuse/space_fail.cpp",
     "include/tessera/core/version.hpp": "tests/house/version.py",
     "include/tessera/core/abi.hpp": "tests/house/abi.py",
@@ -22,6 +23,7 @@ WITHOUT_HEADER = {
     "tests/train/cuda/checkpoint.cu",
     "tests/parallel/invariant.cpp",
     "tests/comm/mpi_calls.cpp",
+    "tests/ops/cuda/elementary.cu",
 }
 
 

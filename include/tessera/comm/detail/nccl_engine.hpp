@@ -136,15 +136,8 @@ private:
   memory_account account() noexcept { return {&memory, memory_kind::communication}; }
   /// What is not the payload of a call on device memory.
   memory_account staging() noexcept { return {&memory, memory_kind::other}; }
-  /// Giving pinned memory back may wait for the device, which may wait for other ranks: what has become too
-  /// small is kept.
   void* pinned_room(buffer<exec::pinned_memory>& memory, index_t bytes, site where) {
-    if (memory.bytes() < bytes) {
-      auto const grown = 2 * memory.bytes();
-      if (memory.bytes() > 0) outgrown_.push_back(static_cast<buffer<exec::pinned_memory>&&>(memory));
-      memory = buffer<exec::pinned_memory>(grown < bytes ? bytes : grown, staging(), where);
-    }
-    return memory.data();
+    return outgrown_.room(memory, bytes, staging(), where);
   }
   bool lost() const noexcept { return link_->lost(); }
   [[noreturn]] static void throw_lost(call const& c) {
@@ -216,7 +209,7 @@ private:
                           name_of(c.type), "; reduce in a wider type");
     if (one.host_out != nullptr)
       copy(one.host_out, at(one.host_stage.data(), one.host_out_offset), one.host_out_bytes);
-    if (options.checked && c.what == collective::receive) compare_headers(one);
+    if (options.checked && c.what == collective::receive) one.compare_headers();
   }
 
   void put_natively(op& one) {
@@ -379,17 +372,6 @@ private:
       seal(*one);
     }
   }
-  void compare_headers(op& one) const {
-    signature theirs;
-    std::memcpy(&theirs, at(one.host_headers.data(), static_cast<index_t>(sizeof theirs)), sizeof theirs);
-    auto const tag = theirs.sequence;
-    theirs.sequence = 0;
-    if (theirs.what != collective::send || tag != one.request.tag || theirs.type != one.sign.type ||
-        theirs.count != one.sign.count)
-      throw collective_mismatch("E-comm-013", one.request.where,
-                                "the two sides of a message differ: ", text_of(one.sign), " with tag ",
-                                one.request.tag, " meets ", text_of(theirs), " with tag ", tag);
-  }
 
   std::unique_ptr<nccl_link> link_;
   bool const signs_;
@@ -398,7 +380,7 @@ private:
   std::vector<index_t> sends_, receives_; // counts of one step
   buffer<exec::cuda_memory> exchanged_device_;
   buffer<exec::pinned_memory> exchanged_host_;
-  std::vector<buffer<exec::pinned_memory>> outgrown_;
+  outgrown_memory outgrown_;
   std::vector<op*> messages_; // that wait to go out
   op* spare_ = nullptr;
 };

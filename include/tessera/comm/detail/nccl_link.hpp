@@ -165,12 +165,12 @@ public:
     }
   }
 
-  /// What `puts` puts, as one group: all of it makes progress together.
-  template <std::invocable Puts>
-  void grouped(nccl_call& c, Puts puts) {
+  /// What `calls` put, as one group: all of it makes progress together.
+  template <std::invocable Calls>
+  void grouped(nccl_call& c, Calls calls) {
     check_nccl(ncclGroupStart(), comm_, "ncclGroupStart", c.request.where);
     try {
-      puts();
+      calls();
     } catch (...) {
       (void)ncclGroupEnd(); // the first error matters more
       abort();

@@ -59,7 +59,37 @@ struct nccl_operation : nccl_call {
     host_out = nullptr;
     lent = {};
   }
+  /// A checked message that has come: is it the one that was asked for? The tag travels as its number.
+  void compare_headers() const {
+    signature theirs;
+    std::memcpy(&theirs, at(host_headers.data(), static_cast<index_t>(sizeof theirs)), sizeof theirs);
+    auto const tag = theirs.sequence;
+    theirs.sequence = 0;
+    if (theirs.what == collective::send && tag == request.tag && theirs.type == sign.type &&
+        theirs.count == sign.count)
+      return;
+    throw collective_mismatch("E-comm-013", request.where,
+                              "the two sides of a message differ: ", text_of(sign), " with tag ", request.tag,
+                              " meets ", text_of(theirs), " with tag ", tag);
+  }
   int* overflow() const noexcept { return static_cast<int*>(host_stage.data()); }
+};
+
+/// Pinned memory grows, and is not given back before the end: that may wait for the device, which may wait
+/// for other ranks.
+class outgrown_memory {
+public:
+  void* room(buffer<exec::pinned_memory>& memory, index_t bytes, memory_account account, site where) {
+    if (memory.bytes() < bytes) {
+      auto const grown = 2 * memory.bytes();
+      if (memory.bytes() > 0) kept_.push_back(static_cast<buffer<exec::pinned_memory>&&>(memory));
+      memory = buffer<exec::pinned_memory>(grown < bytes ? bytes : grown, account, where);
+    }
+    return memory.data();
+  }
+
+private:
+  std::vector<buffer<exec::pinned_memory>> kept_;
 };
 
 /// Lent device memory: filled in the lane, read by way of the host.
