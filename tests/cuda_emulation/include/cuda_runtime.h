@@ -26,7 +26,7 @@
 #define __shared__ static thread_local
 #define __constant__
 
-// ---- vector types ----------------------------------------------------------------------------------------
+// ---- vector types
 
 #define TESSERA_EMULATED_VECTORS(T, name, align2, align4)                                                    \
   struct name##1 {                                                                                           \
@@ -74,7 +74,7 @@ struct dim3 {
 
 #include <cuda_emulation/device.hpp>
 
-// ---- launch ----------------------------------------------------------------------------------------------
+// ---- launch
 
 enum cudaLaunchAttributeID {
   cudaLaunchAttributeIgnore = 0,

@@ -34,7 +34,7 @@ std::string hexadecimal(address a) {
        at);
 }
 
-// ---- shared memory ---------------------------------------------------------------------------------------
+// ---- shared memory
 
 std::string place_in_shared(context const& c, shared_range const& range, address a) {
   if (&range == &c.dynamic_shared)
@@ -203,7 +203,7 @@ template <use U, std::size_t N>
   check_shared_bytes<U>(c, range, a, bytes, at);
 }
 
-// ---- device memory ---------------------------------------------------------------------------------------
+// ---- device memory
 
 [[noreturn]] void fail_device(context& c, use u, address a, std::size_t bytes, void const* at) {
   running = nullptr;
@@ -419,7 +419,7 @@ void require_aligned(void const* memory, std::size_t bytes) {
 
 } // namespace cuda_emulation
 
-// ---- what the compiler calls -----------------------------------------------------------------------------
+// ---- what the compiler calls
 
 using cuda_emulation::access;
 using cuda_emulation::use;

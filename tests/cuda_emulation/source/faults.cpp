@@ -137,7 +137,7 @@ void set_stuck(int device, cudaError_t error) {
   if (device >= 0 && device < most_devices && all().stuck[device] == cudaSuccess) all().stuck[device] = error;
 }
 
-// ---- calls and their errors ------------------------------------------------------------------------------
+// ---- calls and their errors
 
 std::int64_t calls() noexcept {
   return mine.calls;
@@ -268,7 +268,7 @@ char const* cudaGetErrorString(cudaError_t error) {
 
 namespace cuda_emulation {
 
-// ---- names of addresses ----------------------------------------------------------------------------------
+// ---- names of addresses
 
 namespace {
 

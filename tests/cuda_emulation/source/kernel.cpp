@@ -18,7 +18,7 @@ namespace cuda_emulation {
 
 __thread context* running = nullptr;
 
-// ---- switching stacks ------------------------------------------------------------------------------------
+// ---- switching stacks
 
 #if defined(__x86_64__)
 extern "C" void tessera_emulation_switch(void** save, void* load);
@@ -92,7 +92,7 @@ static char* take_stack(context& c) {
   return c.free_stacks[--c.free_count];
 }
 
-// ---- choosing the next thread ----------------------------------------------------------------------------
+// ---- choosing the next thread
 
 static void set_current(context& c, int thread) {
   c.current = thread;
@@ -189,7 +189,7 @@ void fail(context& c, fault_kind kind, std::string message, void const* at) {
   to_main(c);
 }
 
-// ---- barriers --------------------------------------------------------------------------------------------
+// ---- barriers
 
 std::string describe_thread(context const& c, int thread) {
   auto const t = static_cast<unsigned>(thread);
@@ -266,7 +266,7 @@ static void end_thread(context& c) {
   }
 }
 
-// ---- warps -----------------------------------------------------------------------------------------------
+// ---- warps
 
 static std::string hexadecimal(unsigned mask) {
   char text[16];
@@ -297,7 +297,7 @@ void meet(unsigned mask, place where, void* slot, void (*act)(void* const*, unsi
   if ((mask & w.ended) != 0)
     FAIL_MASK(c, mask, where, "which names lanes " + hexadecimal(mask & w.ended) + " that have ended");
 
-  auto& state = c.states[me];
+  auto& state = *c.state;
   state.mask = mask;
   state.where = where;
   state.act = act;
@@ -364,61 +364,69 @@ static void act_sync(void* const*, unsigned mask) {
     std::memcpy(clocks[std::countr_zero(lanes)], known, sizeof(known));
 }
 
-template <shuffle Kind>
-void act_shuffle(void* const* slots, unsigned mask) {
-  auto& c = *running;
-  for (auto lanes = mask; lanes != 0; lanes &= lanes - 1) {
-    auto const lane = std::countr_zero(lanes);
-    auto& slot = *static_cast<shuffle_slot*>(slots[lane]);
-    auto const width = slot.width;
-    if (width < 1 || width > 32 || !std::has_single_bit(static_cast<unsigned>(width)))
-      FAIL(c, fault_kind::warp_mask,
-           "a shuffle of width " + std::to_string(width) + " at " +
-               describe_place(c.states[c.current].where) + ": it must be 1, 2, 4, 8, 16 or 32");
-    auto const first = lane & ~(width - 1);
-    int from = lane;
-    if constexpr (Kind == shuffle::index) from = first + (slot.source & (width - 1));
-    if constexpr (Kind == shuffle::up) from = lane - slot.source >= first ? lane - slot.source : lane;
-    if constexpr (Kind == shuffle::down)
-      from = lane + slot.source < first + width ? lane + slot.source : lane;
-    if constexpr (Kind == shuffle::exclusive_or)
-      from = (lane ^ slot.source) < first + width ? lane ^ slot.source : lane;
-    if (from < 0 || from > 31 || (mask >> from & 1u) == 0) {
-      // A shift past the lanes there are gives what should not be used: NaN, -1.
-      if constexpr (Kind == shuffle::up || Kind == shuffle::down) {
-        slot.result = ~0ull;
-        continue;
-      }
-      FAIL(c, fault_kind::warp_mask,
-           "lane " + std::to_string(lane) + " of a shuffle at " + describe_place(c.states[c.current].where) +
-               " reads lane " + std::to_string(from) + ", which the mask " + hexadecimal(mask) +
-               " does not name");
-    }
-    slot.result = static_cast<shuffle_slot*>(slots[from])->value;
-  }
-}
-template void act_shuffle<shuffle::index>(void* const*, unsigned);
-template void act_shuffle<shuffle::up>(void* const*, unsigned);
-template void act_shuffle<shuffle::down>(void* const*, unsigned);
-template void act_shuffle<shuffle::exclusive_or>(void* const*, unsigned);
+namespace {
 
 template <class F>
-static void for_lanes(unsigned mask, F f) {
+void for_lanes(unsigned mask, F f) {
   for (; mask != 0; mask &= mask - 1) f(std::countr_zero(mask));
 }
 
+/// What a lane brings to an operation of its warp, and what it gets.
+struct shuffle_slot {
+  std::uint64_t value, result;
+  int source, width;
+};
+struct bits_slot {
+  std::uint64_t value;
+  unsigned result;
+};
+struct reduction_slot {
+  std::int64_t value, result;
+};
+
+template <shuffle Kind>
+void act_shuffle(void* const* slots, unsigned mask) {
+  auto& c = *running;
+  for_lanes(mask, [&](int lane) {
+    auto& slot = *static_cast<shuffle_slot*>(slots[lane]);
+    auto const width = slot.width, source = slot.source;
+    if (width < 1 || width > 32 || (width & (width - 1)) != 0)
+      FAIL(c, fault_kind::warp_mask,
+           "a shuffle of width " + std::to_string(width) + " at " + describe_place(c.state->where) +
+               ": it must be 1, 2, 4, 8, 16 or 32");
+    auto const first = lane & ~(width - 1);
+    int from = lane;
+    if constexpr (Kind == shuffle::index) from = first + (source & (width - 1));
+    if constexpr (Kind == shuffle::up) from = lane - source >= first ? lane - source : lane;
+    if constexpr (Kind == shuffle::down) from = lane + source < first + width ? lane + source : lane;
+    if constexpr (Kind == shuffle::exclusive_or)
+      from = (lane ^ source) < first + width ? lane ^ source : lane;
+    if (from >= 0 && from < 32 && (mask >> from & 1u) != 0) {
+      slot.result = static_cast<shuffle_slot*>(slots[from])->value;
+    } else if (Kind == shuffle::up || Kind == shuffle::down) {
+      slot.result = ~std::uint64_t{0}; // a shift past the lanes there are: NaN, -1, not to be used
+    } else {
+      FAIL(c, fault_kind::warp_mask,
+           "lane " + std::to_string(lane) + " of a shuffle at " + describe_place(c.state->where) +
+               " reads lane " + std::to_string(from) + ", which the mask " + hexadecimal(mask) +
+               " does not name");
+    }
+  });
+}
+
 void act_ballot(void* const* slots, unsigned mask) {
-  unsigned ballot = 0;
-  for_lanes(mask, [&](int i) { ballot |= static_cast<vote_slot*>(slots[i])->value << i; });
-  for_lanes(mask, [&](int i) { static_cast<vote_slot*>(slots[i])->result = ballot; });
+  unsigned result = 0;
+  for_lanes(mask,
+            [&](int i) { result |= static_cast<unsigned>(static_cast<bits_slot*>(slots[i])->value) << i; });
+  for_lanes(mask, [&](int i) { static_cast<bits_slot*>(slots[i])->result = result; });
 }
 
 void act_match(void* const* slots, unsigned mask) {
   for_lanes(mask, [&](int i) {
-    auto& slot = *static_cast<match_slot*>(slots[i]);
+    auto& slot = *static_cast<bits_slot*>(slots[i]);
     slot.result = 0;
     for_lanes(mask, [&](int j) {
-      slot.result |= static_cast<unsigned>(static_cast<match_slot*>(slots[j])->value == slot.value) << j;
+      slot.result |= static_cast<unsigned>(static_cast<bits_slot*>(slots[j])->value == slot.value) << j;
     });
   });
 }
@@ -426,7 +434,7 @@ void act_match(void* const* slots, unsigned mask) {
 template <reduction Kind>
 void act_reduce(void* const* slots, unsigned mask) {
   bool first = true;
-  long long result = 0;
+  std::int64_t result = 0;
   for_lanes(mask, [&](int i) {
     auto const x = static_cast<reduction_slot*>(slots[i])->value;
     if (first)
@@ -434,9 +442,9 @@ void act_reduce(void* const* slots, unsigned mask) {
     else if constexpr (Kind == reduction::sum)
       result += x;
     else if constexpr (Kind == reduction::least)
-      result = std::min(result, x);
+      result = x < result ? x : result;
     else if constexpr (Kind == reduction::greatest)
-      result = std::max(result, x);
+      result = result < x ? x : result;
     else if constexpr (Kind == reduction::all_bits)
       result &= x;
     else if constexpr (Kind == reduction::any_bits)
@@ -447,15 +455,45 @@ void act_reduce(void* const* slots, unsigned mask) {
   });
   for_lanes(mask, [&](int i) { static_cast<reduction_slot*>(slots[i])->result = result; });
 }
-template void act_reduce<reduction::sum>(void* const*, unsigned);
-template void act_reduce<reduction::least>(void* const*, unsigned);
-template void act_reduce<reduction::greatest>(void* const*, unsigned);
-template void act_reduce<reduction::all_bits>(void* const*, unsigned);
-template void act_reduce<reduction::any_bits>(void* const*, unsigned);
-template void act_reduce<reduction::odd_bits>(void* const*, unsigned);
+
+} // namespace
+
+template <shuffle Kind>
+std::uint64_t shuffle_bits(unsigned mask, std::uint64_t value, int source, int width, place where) {
+  shuffle_slot slot{value, 0, source, width};
+  meet(mask, where, &slot, &act_shuffle<Kind>);
+  return slot.result;
+}
+template std::uint64_t shuffle_bits<shuffle::index>(unsigned, std::uint64_t, int, int, place);
+template std::uint64_t shuffle_bits<shuffle::up>(unsigned, std::uint64_t, int, int, place);
+template std::uint64_t shuffle_bits<shuffle::down>(unsigned, std::uint64_t, int, int, place);
+template std::uint64_t shuffle_bits<shuffle::exclusive_or>(unsigned, std::uint64_t, int, int, place);
+
+unsigned ballot(unsigned mask, bool predicate, place where) {
+  bits_slot slot{predicate, 0};
+  meet(mask, where, &slot, &act_ballot);
+  return slot.result;
+}
+unsigned match(unsigned mask, std::uint64_t value, place where) {
+  bits_slot slot{value, 0};
+  meet(mask, where, &slot, &act_match);
+  return slot.result;
+}
+
+template <reduction Kind>
+std::int64_t reduce_lanes(unsigned mask, std::int64_t value, place where) {
+  reduction_slot slot{value, 0};
+  meet(mask, where, &slot, &act_reduce<Kind>);
+  return slot.result;
+}
+template std::int64_t reduce_lanes<reduction::sum>(unsigned, std::int64_t, place);
+template std::int64_t reduce_lanes<reduction::least>(unsigned, std::int64_t, place);
+template std::int64_t reduce_lanes<reduction::greatest>(unsigned, std::int64_t, place);
+template std::int64_t reduce_lanes<reduction::all_bits>(unsigned, std::int64_t, place);
+template std::int64_t reduce_lanes<reduction::any_bits>(unsigned, std::int64_t, place);
+template std::int64_t reduce_lanes<reduction::odd_bits>(unsigned, std::int64_t, place);
 
 // ---- indices
-// ---------------------------------------------------------------------------------------------
 
 uint3 thread_index() noexcept {
   return running->state->index;
@@ -475,7 +513,6 @@ void trap(char const* text) {
 }
 
 // ---- grids
-// -----------------------------------------------------------------------------------------------
 
 /// Somebody waits and nobody can go on.
 static std::string describe_hang(context const& c) {

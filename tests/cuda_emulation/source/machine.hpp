@@ -14,7 +14,7 @@ namespace cuda_emulation {
 
 using address = std::uintptr_t;
 
-// ---- where things lie ------------------------------------------------------------------------------------
+// ---- where things lie
 // Device memory and pinned memory are one range, so that the commonest access (host code that touches
 // neither) is told by one comparison. Each byte has a byte of shadow at a fixed distance.
 
@@ -50,7 +50,7 @@ std::string describe_memory(address a);
 bool was_freed(address a);
 std::int64_t free_bytes(int device);
 
-// ---- accesses of one kernel's threads to device memory ---------------------------------------------------
+// ---- accesses of one kernel's threads to device memory
 
 /// The latest accesses of two bytes of device memory: launch, block, thread, interval between barriers of the
 /// block. Of long launches the block is not whole; a race between two that look the same is not seen.
@@ -66,7 +66,7 @@ inline global_cell* cells_of(address a) {
   return reinterpret_cast<global_cell*>(cells_begin + (a - device_begin) / 2 * sizeof(global_cell));
 }
 
-// ---- a block ---------------------------------------------------------------------------------------------
+// ---- a block
 
 inline constexpr int most_threads = 1024, most_warps = 32;
 inline constexpr std::size_t stack_bytes = std::size_t{128} << 10;
@@ -175,7 +175,7 @@ std::string describe_shared_variable(address offset);
 /// Begin and size of this thread's copy of the program's thread-local segment.
 void find_thread_locals(address& begin, std::size_t& bytes);
 
-// ---- devices ---------------------------------------------------------------------------------------------
+// ---- devices
 
 /// The error that the device is stuck in.
 cudaError_t stuck(int device);

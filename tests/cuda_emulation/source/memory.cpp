@@ -210,7 +210,7 @@ void forget(void* pointer, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; ++i) shadow_of(a)[i] &= static_cast<unsigned char>(~written);
 }
 
-// ---- host code that is entitled to it --------------------------------------------------------------------
+// ---- host code that is entitled to it
 
 static bool check_range(address a, std::size_t bytes, unsigned char wanted, char const* what) {
   if (bytes == 0 || !is_known(a)) return true;

@@ -111,7 +111,7 @@ thread_local int device_of_thread = 0;
 
 using guard = std::unique_lock<std::mutex>;
 
-// ---- working off -----------------------------------------------------------------------------------------
+// ---- working off
 
 enum class progress { made, empty, busy, not_yet };
 
@@ -264,7 +264,7 @@ cudaError_t may_wait_for_all() {
   return cudaErrorStreamCaptureUnsupported;
 }
 
-// ---- copies ----------------------------------------------------------------------------------------------
+// ---- copies
 
 bool direction_fits(cudaMemcpyKind kind, void const* to, void const* from) {
   auto const t = is_device(reinterpret_cast<address>(to)), f = is_device(reinterpret_cast<address>(from));
@@ -345,7 +345,6 @@ cudaError_t set(void* to, int value, std::size_t bytes, cudaStream_t handle) {
 } // namespace
 
 // ---- what other parts ask
-// ----------------------------------------------------------------------------------
 
 namespace cuda_emulation {
 
@@ -493,7 +492,7 @@ cudaError_t launch(cudaLaunchConfig_t const& configuration, launched* kernel) {
 
 extern "C" {
 
-// ---- devices ---------------------------------------------------------------------------------------------
+// ---- devices
 
 cudaError_t cudaGetDeviceCount(int* count) {
   auto const error = begin_call("cudaGetDeviceCount");
@@ -682,7 +681,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return call("cudaDeviceGetStreamPriorityRange", [&] { return *least = 0, *greatest = -5, cudaSuccess; });
 }
 
-// ---- memory ----------------------------------------------------------------------------------------------
+// ---- memory
 
 cudaError_t cudaMemGetInfo(std::size_t* free_memory, std::size_t* total) {
   return call("cudaMemGetInfo", [&] {
@@ -805,7 +804,7 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
   return locked_call("cudaMemsetAsync", [&](guard&) { return set(to, value, bytes, stream); });
 }
 
-// ---- streams ---------------------------------------------------------------------------------------------
+// ---- streams
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
   return locked_call("cudaStreamCreateWithPriority", [&](guard&) {
@@ -888,7 +887,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
   });
 }
 
-// ---- events ----------------------------------------------------------------------------------------------
+// ---- events
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return call("cudaEventCreateWithFlags", [&] {
@@ -995,7 +994,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
   });
 }
 
-// ---- graphs ----------------------------------------------------------------------------------------------
+// ---- graphs
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
   return locked_call("cudaStreamBeginCapture", [&](guard&) {
@@ -1093,7 +1092,7 @@ cudaError_t cudaProfilerStop() {
 }
 }
 
-// ---- ranges of the profiler ------------------------------------------------------------------------------
+// ---- ranges of the profiler
 
 #include <nvtx3/nvToolsExt.h>
 

@@ -57,7 +57,7 @@ void fence() noexcept;
 extern __thread cuda_emulation::dimensions blockDim, gridDim;
 inline constexpr int warpSize = 32;
 
-// ---- barriers, fences ------------------------------------------------------------------------------------
+// ---- barriers, fences
 
 inline void __syncthreads(cuda_emulation::place where = cuda_emulation::place::here()) {
   (void)cuda_emulation::block_barrier(where, 0);
@@ -84,70 +84,39 @@ inline void __nanosleep(unsigned) {}
   cuda_emulation::trap("__trap() was called");
 }
 
-// ---- warps -----------------------------------------------------------------------------------------------
+// ---- warps
 
 namespace cuda_emulation {
 
 enum class shuffle { index, up, down, exclusive_or };
 
-struct shuffle_slot {
-  unsigned long long value, result;
-  int source; // index, distance or lane mask
-  int width;
-};
+/// `source`: an index, a distance, or a mask of the lane's number.
 template <shuffle Kind>
-void act_shuffle(void* const* slots, unsigned mask);
-extern template void act_shuffle<shuffle::index>(void* const*, unsigned);
-extern template void act_shuffle<shuffle::up>(void* const*, unsigned);
-extern template void act_shuffle<shuffle::down>(void* const*, unsigned);
-extern template void act_shuffle<shuffle::exclusive_or>(void* const*, unsigned);
+std::uint64_t shuffle_bits(unsigned mask, std::uint64_t value, int source, int width, place where);
 
 template <class T>
 concept shuffled = (std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
 
 template <shuffle Kind, shuffled T>
 inline T exchange(unsigned mask, T value, int source, int width, place where) {
-  shuffle_slot slot{0, 0, source, width};
   if constexpr (sizeof(T) == 4)
-    slot.value = std::bit_cast<std::uint32_t>(value);
+    return std::bit_cast<T>(static_cast<std::uint32_t>(
+        shuffle_bits<Kind>(mask, std::bit_cast<std::uint32_t>(value), source, width, where)));
   else
-    slot.value = std::bit_cast<std::uint64_t>(value);
-  meet(mask, where, &slot, &act_shuffle<Kind>);
-  if constexpr (sizeof(T) == 4)
-    return std::bit_cast<T>(static_cast<std::uint32_t>(slot.result));
-  else
-    return std::bit_cast<T>(static_cast<std::uint64_t>(slot.result));
+    return std::bit_cast<T>(
+        shuffle_bits<Kind>(mask, std::bit_cast<std::uint64_t>(value), source, width, where));
 }
 
-struct vote_slot {
-  unsigned value, result; // predicate; ballot
-};
-void act_ballot(void* const* slots, unsigned mask);
-
-struct match_slot {
-  unsigned long long value;
-  unsigned result;
-};
-void act_match(void* const* slots, unsigned mask);
+unsigned ballot(unsigned mask, bool predicate, place where);
+unsigned match(unsigned mask, std::uint64_t value, place where);
 
 enum class reduction { sum, least, greatest, all_bits, any_bits, odd_bits };
-struct reduction_slot {
-  long long value, result;
-};
 template <reduction Kind>
-void act_reduce(void* const* slots, unsigned mask);
-extern template void act_reduce<reduction::sum>(void* const*, unsigned);
-extern template void act_reduce<reduction::least>(void* const*, unsigned);
-extern template void act_reduce<reduction::greatest>(void* const*, unsigned);
-extern template void act_reduce<reduction::all_bits>(void* const*, unsigned);
-extern template void act_reduce<reduction::any_bits>(void* const*, unsigned);
-extern template void act_reduce<reduction::odd_bits>(void* const*, unsigned);
+std::int64_t reduce_lanes(unsigned mask, std::int64_t value, place where);
 
 template <reduction Kind, class T>
-inline T reduce_lanes(unsigned mask, T value, place where) {
-  reduction_slot slot{static_cast<long long>(value), 0};
-  meet(mask, where, &slot, &act_reduce<Kind>);
-  return static_cast<T>(slot.result);
+inline T reduce_lanes_of(unsigned mask, T value, place where) {
+  return static_cast<T>(reduce_lanes<Kind>(mask, static_cast<std::int64_t>(value), where));
 }
 
 } // namespace cuda_emulation
@@ -177,9 +146,7 @@ inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32,
 
 inline unsigned __ballot_sync(unsigned mask, int predicate,
                               cuda_emulation::place where = cuda_emulation::place::here()) {
-  cuda_emulation::vote_slot slot{predicate != 0, 0};
-  cuda_emulation::meet(mask, where, &slot, &cuda_emulation::act_ballot);
-  return slot.result;
+  return cuda_emulation::ballot(mask, predicate != 0, where);
 }
 inline int __any_sync(unsigned mask, int predicate,
                       cuda_emulation::place where = cuda_emulation::place::here()) {
@@ -195,50 +162,49 @@ inline unsigned __activemask() {
 template <class T>
 inline unsigned __match_any_sync(unsigned mask, T value,
                                  cuda_emulation::place where = cuda_emulation::place::here()) {
-  cuda_emulation::match_slot slot{0, 0};
-  std::memcpy(&slot.value, &value, sizeof(value));
-  cuda_emulation::meet(mask, where, &slot, &cuda_emulation::act_match);
-  return slot.result;
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(value));
+  return cuda_emulation::match(mask, bits, where);
 }
 
 inline unsigned __reduce_add_sync(unsigned mask, unsigned value,
                                   cuda_emulation::place where = cuda_emulation::place::here()) {
-  return cuda_emulation::reduce_lanes<cuda_emulation::reduction::sum>(mask, value, where);
+  return cuda_emulation::reduce_lanes_of<cuda_emulation::reduction::sum>(mask, value, where);
 }
 inline int __reduce_add_sync(unsigned mask, int value,
                              cuda_emulation::place where = cuda_emulation::place::here()) {
-  return cuda_emulation::reduce_lanes<cuda_emulation::reduction::sum>(mask, value, where);
+  return cuda_emulation::reduce_lanes_of<cuda_emulation::reduction::sum>(mask, value, where);
 }
 inline unsigned __reduce_min_sync(unsigned mask, unsigned value,
                                   cuda_emulation::place where = cuda_emulation::place::here()) {
-  return cuda_emulation::reduce_lanes<cuda_emulation::reduction::least>(mask, value, where);
+  return cuda_emulation::reduce_lanes_of<cuda_emulation::reduction::least>(mask, value, where);
 }
 inline int __reduce_min_sync(unsigned mask, int value,
                              cuda_emulation::place where = cuda_emulation::place::here()) {
-  return cuda_emulation::reduce_lanes<cuda_emulation::reduction::least>(mask, value, where);
+  return cuda_emulation::reduce_lanes_of<cuda_emulation::reduction::least>(mask, value, where);
 }
 inline unsigned __reduce_max_sync(unsigned mask, unsigned value,
                                   cuda_emulation::place where = cuda_emulation::place::here()) {
-  return cuda_emulation::reduce_lanes<cuda_emulation::reduction::greatest>(mask, value, where);
+  return cuda_emulation::reduce_lanes_of<cuda_emulation::reduction::greatest>(mask, value, where);
 }
 inline int __reduce_max_sync(unsigned mask, int value,
                              cuda_emulation::place where = cuda_emulation::place::here()) {
-  return cuda_emulation::reduce_lanes<cuda_emulation::reduction::greatest>(mask, value, where);
+  return cuda_emulation::reduce_lanes_of<cuda_emulation::reduction::greatest>(mask, value, where);
 }
 inline unsigned __reduce_and_sync(unsigned mask, unsigned value,
                                   cuda_emulation::place where = cuda_emulation::place::here()) {
-  return cuda_emulation::reduce_lanes<cuda_emulation::reduction::all_bits>(mask, value, where);
+  return cuda_emulation::reduce_lanes_of<cuda_emulation::reduction::all_bits>(mask, value, where);
 }
 inline unsigned __reduce_or_sync(unsigned mask, unsigned value,
                                  cuda_emulation::place where = cuda_emulation::place::here()) {
-  return cuda_emulation::reduce_lanes<cuda_emulation::reduction::any_bits>(mask, value, where);
+  return cuda_emulation::reduce_lanes_of<cuda_emulation::reduction::any_bits>(mask, value, where);
 }
 inline unsigned __reduce_xor_sync(unsigned mask, unsigned value,
                                   cuda_emulation::place where = cuda_emulation::place::here()) {
-  return cuda_emulation::reduce_lanes<cuda_emulation::reduction::odd_bits>(mask, value, where);
+  return cuda_emulation::reduce_lanes_of<cuda_emulation::reduction::odd_bits>(mask, value, where);
 }
 
-// ---- atomics ---------------------------------------------------------------------------------------------
+// ---- atomics
 
 namespace cuda_emulation {
 template <class T, class F>
@@ -303,7 +269,7 @@ inline unsigned atomicDec(unsigned* address, unsigned limit) {
       address, [=](unsigned old) { return old == 0 || old > limit ? limit : old - 1; });
 }
 
-// ---- arithmetic ------------------------------------------------------------------------------------------
+// ---- arithmetic
 // On a device the approximate functions are less exact than these.
 
 inline float rsqrtf(float x) {
