@@ -17,7 +17,8 @@ struct watch {
   std::vector<std::string> calls;
   std::string fails;     // the call that returns an error, once
   bool pretends = false; // nothing reaches MPI
-  long long count = 0;   // the last count or offset seen
+  bool cuda_aware = false;
+  long long count = 0; // the last count or offset seen
 };
 inline watch seen;
 
@@ -31,6 +32,11 @@ inline bool goes_on(char const* name, int& code) {
 
 } // namespace spy
 
+#if defined(MPICH)
+extern "C" int MPIX_Query_cuda_support() {
+  return spy::seen.cuda_aware ? 1 : 0;
+}
+#endif
 extern "C" int MPI_Barrier(MPI_Comm c) {
   int code;
   return spy::goes_on("MPI_Barrier", code) ? PMPI_Barrier(c) : code;
@@ -241,6 +247,8 @@ extern "C" int MPI_Is_thread_main(int* f) {
 
 #include <tessera/comm/mpi.hpp>
 
+#include "support/thrown.hpp"
+
 using namespace tessera;
 
 namespace {
@@ -359,6 +367,47 @@ TEST_CASE("counts and offsets beyond 2^31 reach MPI whole") {
   });
   spy::seen.pretends = false;
   CHECK(c.all_reduce(1) == 2);
+}
+
+namespace {
+
+/// Stands for a device's: what is lent there must reach MPI untouched, and be touched by nobody else.
+struct far_memory {
+  static constexpr bool host_accessible = false;
+  static constexpr char const* name = "far";
+};
+
+} // namespace
+
+TEST_CASE("messages in device memory go to MPI as they are, if it says that it can take them") {
+  auto const id_of = [](auto f) { return test::error_of<config_error>(f).id; };
+  comm::mpi plain(MPI_COMM_WORLD);
+  std::vector<float> memory(24);
+  memory[static_cast<std::size_t>(8 + 8 * plain.rank())] = 5;
+  device_span<float, far_memory> const part(memory.data(), 8), whole(memory.data() + 8, 16);
+  auto const mine = whole.subspan(static_cast<std::size_t>(8 * plain.rank()), 8);
+  comm::reduce_options const native{.order = comm::summation::native};
+  CHECK(id_of([&] { plain.broadcast(part, 0); }) == "E-comm-037");
+  CHECK(id_of([] { comm::mpi c(MPI_COMM_WORLD, {.device_buffers = true}); }) == "E-comm-036");
+#if defined(MPICH)
+  spy::seen.cuda_aware = true;
+  for (bool const checked : {false, true}) {
+    comm::mpi made(MPI_COMM_WORLD, {.checked = checked, .device_buffers = true});
+    auto c = made.split(0, made.rank());
+    auto const calls = calls_of([&] { c.all_gather(whole, mine); });
+    if (!checked) CHECK(calls == "MPI_Allgather_c");
+    CHECK((memory[8] == 5 && memory[16] == 5));
+    c.all_reduce(whole, native);
+    CHECK(memory[8] == 10);
+    memory[8] = memory[16] = 5;
+    CHECK(id_of([&] { c.all_reduce(part); }) == "E-comm-037");
+    device_span<bf16, far_memory> const halves(reinterpret_cast<bf16*>(memory.data()), 8);
+    CHECK(id_of([&] { c.all_reduce(halves, native); }) == "E-comm-037");
+    if (checked) CHECK(id_of([&] { (void)c.start_broadcast(part, 0); }) == "E-comm-037");
+    if (!checked) c.start_broadcast(part, 0).wait();
+  }
+  spy::seen.cuda_aware = false;
+#endif
 }
 
 int main(int argc, char** argv) {
