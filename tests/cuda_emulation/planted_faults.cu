@@ -1,7 +1,12 @@
 // Each fault that the emulation claims to find is planted here, beside the right version of the same code.
 #include "fixture.hpp"
 
+#include <cstdlib>
+
 #include <cub/block/block_reduce.cuh>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 using namespace fixture;
 
@@ -520,4 +525,32 @@ TEST_CASE("launches that no device accepts are refused at once") {
   CHECK(refused({1, 1, 100u << 10}) == cudaSuccess);
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
   CHECK(cuda_emulation::take_unchecked_errors().empty());
+}
+
+TEST_CASE("a program that leaves a fault or an unchecked error behind fails, whatever its tests say") {
+  // Of a copy of this process that ends with status 0 after `body`.
+  auto const status_after = [](auto body) {
+    std::fflush(nullptr);
+    auto const child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      std::freopen("/dev/null", "w", stderr);
+      body();
+      std::exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  array<float> out(10);
+  CHECK(status_after([&] {
+          (void)launch({}, store, out.data(), 3);
+          (void)cudaDeviceSynchronize();
+        }) == 0);
+  CHECK(status_after([&] {
+          (void)launch({}, store, out.data(), 10);
+          (void)cudaDeviceSynchronize();
+        }) == 86);
+  CHECK(status_after([&] { (void)cudaSetDevice(7); }) == 86);
+  CHECK(status_after([&] { CHECK(cudaGetErrorName(cudaSetDevice(7)) != nullptr); }) == 0);
 }
