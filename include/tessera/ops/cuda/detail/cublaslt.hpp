@@ -4,8 +4,12 @@
 /// cuBLASLt counts columns first. A row-major c = a b is its c^T = b^T a^T: this file hands b over as its A
 /// and a as its B, and nobody else thinks about it. Products of fp32 are made in fp32 (no TF32); partial sums
 /// of any product are added in fp32.
+///
+/// Exists under TESSERA_WITH_CUDA.
 #ifndef TESSERA_OPS_CUDA_DETAIL_CUBLASLT_HPP
 #define TESSERA_OPS_CUDA_DETAIL_CUBLASLT_HPP
+
+#if defined(TESSERA_WITH_CUDA)
 
 #include <optional>
 #include <string_view>
@@ -91,7 +95,8 @@ public:
     return *this;
   }
   ~descriptor() {
-    if (held_ != nullptr) (void)Destroy(held_); // a destructor has nobody to tell
+    // Looked at, as all are; a destructor has nobody to tell.
+    if (held_ != nullptr) (void)cublasLtGetStatusName(Destroy(held_));
   }
   Descriptor get() const noexcept { return held_; }
   Descriptor* place() noexcept { return &held_; }
@@ -303,5 +308,7 @@ view<T, 3, M> batch_of_one(view<T, 2, M> matrix) {
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
 
 #endif
