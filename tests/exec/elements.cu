@@ -7,7 +7,8 @@ using test::device_rows;
 using test::lying;
 using test::lyings;
 
-namespace {
+// Named: what a kernel is made from must have a name outside of its file.
+namespace elements_test {
 
 // [doc: elements]
 struct doubled {
@@ -37,7 +38,9 @@ tensor<float, 2> small_integers(index_t rows, index_t width) {
   return x;
 }
 
-} // namespace
+} // namespace elements_test
+
+using namespace elements_test;
 
 TEST_CASE_TEMPLATE("each element is computed once, of any number of them, wherever the arrays lie", T, float,
                    bf16, fp16) {

@@ -48,3 +48,22 @@ TEST_CASE("cast keeps infinities, signs of zero and ties, and rounds to subnorma
   CHECK(std::isnan(static_cast<float>(out.read(ex)(0, 0))));
   CHECK(std::isnan(static_cast<float>(half.read(ex)(0, 0))));
 }
+
+TEST_CASE_TEMPLATE("every 16-bit number widens, and numbers of all sizes round, as on the host", T, bf16,
+                   fp16) {
+  exec::cuda ex;
+  tensor<T, 1> all({65536});
+  tensor<float, 1> numbers_of_all_sizes({40000});
+  index_t numbers = 0;
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    auto const x = T::from_bits(static_cast<std::uint16_t>(bits));
+    if (!std::isnan(static_cast<float>(x))) all(numbers++) = x; // the rest stays zero
+  }
+  check_cast<float>(ex, all, lying::aligned);
+  philox const random(5);
+  for (index_t i = 0; i < numbers_of_all_sizes.size(); ++i) {
+    auto const x = std::bit_cast<float>(random.bits(static_cast<std::uint64_t>(i)));
+    numbers_of_all_sizes(i) = std::isnan(x) ? 1.0f : x;
+  }
+  check_cast<T>(ex, numbers_of_all_sizes, lying::aligned);
+}

@@ -163,6 +163,26 @@ TEST_CASE_TEMPLATE("layer_norm_backward adds where it is asked to, and works in 
   CHECK(bits(d_out.read(ex)) == bits(once));
 }
 
+TEST_CASE("layer_norm_backward gives the same bits on every run") {
+  exec::cuda ex;
+  norm_problem<bf16> const p(1009, 131);
+  auto const how = lying::shifted;
+  device_rows<bf16> in(ex, p.x, how, 0), d_out(ex, p.dy, how, 1), gain(ex, p.gain, how, 2),
+      d_in(ex, how, 5, 1009, 131);
+  auto const mean = reference::normal<float, 1>({1009}, 5),
+             deviation = reference::normal<float, 1>({1009}, 6);
+  device_rows<float> means(ex, mean, how, 0), deviations(ex, deviation, how, 1), d_gain(ex, how, 2, 1, 131),
+      d_bias(ex, how, 3, 1, 131);
+  std::string first;
+  for (int run = 0; run < 3; ++run) {
+    ops::layer_norm_backward(ex, d_in.rows(), d_gain.flat(), d_bias.flat(), d_out.rows(), in.rows(),
+                             means.flat(), deviations.flat(), gain.flat());
+    auto const result = bits(d_in.read(ex)) + bits(d_gain.read(ex)) + bits(d_bias.read(ex));
+    if (run == 0) first = result;
+    CHECK(result == first);
+  }
+}
+
 TEST_CASE("layer_norm of a constant row far from zero is the bias: no cancellation") {
   exec::cuda ex;
   tensor<float, 2> x({1, 1021});

@@ -15,9 +15,8 @@ using test::device_rows;
 using test::lying;
 using test::lyings;
 
-namespace {
-
-using device = exec::cuda_memory;
+// Named: what a kernel is made from must have a name outside of its file.
+namespace flat_update_test {
 
 /// Adds the decay and counts the visit.
 struct visit {
@@ -27,6 +26,14 @@ struct visit {
     return weight + gradient + decay;
   }
 };
+
+} // namespace flat_update_test
+
+namespace {
+
+using flat_update_test::visit;
+
+using device = exec::cuda_memory;
 
 template <class T_, class G_>
 struct storage {
