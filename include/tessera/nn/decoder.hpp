@@ -89,8 +89,8 @@ private:
     for (std::size_t i = 0; i < units_.size(); ++i) {
       auto const width = units_[i]->cache_width();
       auto const sizes = extents<3>{options_.batch, options_.capacity, width};
-      s.keys = {next, sizes};
-      s.values = {next + s.keys.size(), sizes};
+      s.keys = view<T, 3, memory>(next, sizes);
+      s.values = view<T, 3, memory>(next + s.keys.size(), sizes);
       next += 2 * s.keys.size();
       units_[i]->forward(ex, store_.lend(i), s, activations_, {.training = false});
     }
