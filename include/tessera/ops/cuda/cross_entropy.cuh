@@ -83,7 +83,7 @@ __device__ void fill_row(T* x, index_t classes, float value) {
 }
 
 template <int Threads, storage_scalar T>
-TESSERA_KERNEL void __launch_bounds__(Threads)
+TESSERA_KERNEL void __launch_bounds__(Threads, 1536 / Threads)
     cross_entropy_kernel(T* logits, index_t stride, index_t classes, float* losses,
                          std::int32_t const* targets, cross_entropy_options<cuda_memory> options,
                          fault_flag flag) {
@@ -190,7 +190,7 @@ struct cross_entropy_on<exec::cuda_backend> {
     if (classes <= 4096)
       start(std::integral_constant<int, 128>{});
     else
-      start(std::integral_constant<int, 1024>{});
+      start(std::integral_constant<int, 512>{});
 
     auto const waits = options.totals.empty();
     auto* totals =
