@@ -117,7 +117,7 @@ TEST_CASE("a wait orders the compute stream, in both directions, and the host go
                  sum.wait();
                  exec::copy(ex, next.span(), device_span<float const, exec::cuda_memory>(data.span()));
                }
-               for (auto value : fetched(ex, next)) CHECK(value == n * n * n);
+               CHECK(fetched(ex, next) == std::vector<float>(1031, n * n * n));
              },
              {});
 }
@@ -138,6 +138,27 @@ TEST_CASE("a communicator from an id that was handed over") {
           exec::cuda ex;
           comm::nccl c(id, 2, 2, ex);
         }).id == "E-comm-104");
+}
+
+TEST_CASE("collectives become part of a graph, in either order of summation") {
+  for (auto const order : {comm::summation::native, comm::summation::rank_order})
+    on_devices(ranks_here(2),
+               [&](comm::nccl& c, exec::cuda& ex, comm::threads& threads) {
+                 auto data = filled(ex, 1031, 1.0f);
+                 auto const step = [&] { c.start_all_reduce(data.span(), {.order = order}).wait(); };
+                 step(); // memory is taken before, not inside
+                 ex.synchronize();
+                 threads.barrier();
+                 exec::graph doubled;
+                 doubled.capture(ex, step);
+                 for (int k = 0; k < 3; ++k) doubled.launch(ex);
+                 auto const n = static_cast<float>(c.size());
+                 for (auto value : fetched(ex, data)) CHECK(value == n * n * n * n);
+                 step();
+                 for (auto value : fetched(ex, data)) CHECK(value == n * n * n * n * n);
+                 threads.barrier();
+               },
+               {});
 }
 
 TEST_CASE("integers that NCCL cannot add are added in rank order") {

@@ -81,7 +81,9 @@ struct launch {
   std::vector<operation> operations;
   bool numbered = false; // has its place among the launches of its communicator
   bool reached = false;  // its stream has come to it
+  bool gone = false;     // with its communicator
   bool finished() const {
+    if (gone) return true;
     for (auto const& each : operations)
       if (!each.done) return false;
     return true;
@@ -350,9 +352,9 @@ bool advance(std::shared_ptr<launch> const& one, bool captured) {
   bool moved = false, finished = false;
   {
     std::lock_guard lock(mutex);
-    if (one->finished()) return true; // aborted
+    if (one->gone) return true;
     enter(*one);
-    one->reached = true;
+    one->reached = true; // and perhaps done already, by another rank
     for (bool again = true; again && !one->finished();) {
       again = false;
       for (auto& each : one->operations) {
@@ -630,8 +632,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 static ncclResult_t leave(ncclComm_t comm) {
   {
     std::lock_guard lock(mutex);
-    for (auto const& each : comm->launches)
-      for (auto& one : each->operations) one.done = true;
+    for (auto const& each : comm->launches) each->gone = true;
     comm->all->members[static_cast<std::size_t>(comm->rank)] = nullptr;
     comm->splitting = false;
     delete comm;
