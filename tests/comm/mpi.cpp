@@ -85,6 +85,21 @@ TEST_CASE("ranks with different checking levels or limits get an error, not a ha
   CHECK(end.id == "E-comm-031");
 }
 
+TEST_CASE("a receive that is taken back leaves its communicator as it was") {
+  comm::mpi c(MPI_COMM_WORLD);
+  std::vector<float> data(3, 1.0f);
+  auto taken = c.start_receive(std::span(data), 1 - c.rank(), 5);
+  c.barrier();
+  taken.withdraw();
+  CHECK(taken.test());
+  CHECK(c.all_reduce(1) == 2);
+  auto kept = c.start_receive(std::span(data), 1 - c.rank(), 5);
+  std::vector<float> const mine(3, 2.0f);
+  c.send(std::span(mine), 1 - c.rank(), 5);
+  kept.wait();
+  CHECK(data == mine);
+}
+
 TEST_CASE("a thread level that MPI was not initialised with is refused") {
   auto const end = test::error_of<config_error>(
       [] { comm::mpi c(MPI_COMM_WORLD, {.level = comm::mpi_threads::multiple}); });

@@ -215,6 +215,22 @@ TEST_CASE("the two sides of a message that differ in length or type are an error
     }
 }
 
+TEST_CASE("a receive that is taken back leaves its communicator as it was") {
+  comm::run_threads(2, [](comm::threads& c) {
+    std::vector<float> data(3, 1.0f);
+    auto taken = c.start_receive(std::span(data), 1 - c.rank(), 5);
+    c.barrier();
+    taken.withdraw();
+    CHECK(taken.test());
+    CHECK(c.all_reduce(1) == 2);
+    auto kept = c.start_receive(std::span(data), 1 - c.rank(), 5);
+    std::vector<float> const mine(3, 2.0f);
+    c.send(std::span(mine), 1 - c.rank(), 5);
+    kept.wait();
+    CHECK(data == mine);
+  });
+}
+
 TEST_CASE("a number of ranks below one is refused") {
   auto const end = test::error_of<config_error>([] { comm::run_threads(0, [](comm::threads&) {}); });
   CHECK(end.id == "E-comm-007");

@@ -46,10 +46,11 @@ public:
                   " would wait for ever: on a communicator of one rank the ",
                   "other side of a message must have been started before");
   }
-  bool abandon(ticket& t) noexcept {
+  bool withdraw(ticket& t) noexcept {
     mail_.withdraw(t.letter);
     return true;
   }
+  bool abandon(ticket& t) noexcept { return withdraw(t); }
 
   self_transport split(std::vector<int> const&, int, int, std::uint64_t, communicator_options, site) {
     return {};

@@ -127,6 +127,12 @@ public:
     return true;
   }
 
+  bool withdraw(ticket& t) noexcept {
+    std::lock_guard lock(group_->owner.mutex);
+    group_->mail.withdraw(t.letter);
+    return true;
+  }
+
   threads_transport split(std::vector<int> const& members, int, int, std::uint64_t id, communicator_options,
                           site) {
     std::vector<int> world_ranks;

@@ -257,6 +257,19 @@ TEST_CASE("ranks stuck in different collectives learn of each other's, unchecked
          ends[1].says("rank 0 (it is in all_reduce (sum, native) of 12 fp32")));
 }
 
+TEST_CASE("a rank that has left is no trouble for messages between others") {
+  if (ranks_here(3) < 3) return;
+  on_devices(3, [](comm::nccl& c, exec::cuda&, comm::threads&) {
+    std::vector<float> data(5, static_cast<float>(c.rank()));
+    c.barrier();
+    if (c.rank() == 0) return;
+    if (c.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    if (c.rank() == 1) c.send(std::span<float const>(data), 2, 0);
+    if (c.rank() == 2) c.receive(std::span(data), 1, 0);
+    CHECK(data == std::vector<float>(5, 1.0f));
+  });
+}
+
 TEST_CASE("a rank that fails wakes the others, and its own exception comes out") {
   if (ranks_here(3) < 2) return;
   std::atomic<int> woken = 0;

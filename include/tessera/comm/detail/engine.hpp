@@ -166,6 +166,15 @@ public:
     free(one);
   }
   void lose() noexcept { lost_ = true; }
+  /// Takes a receive back: nobody waits for it.
+  void withdraw(op& one) noexcept {
+    one.lent = {};
+    one.error = nullptr;
+    one.finished = one.settled = true;
+    if (one.in_transit) one.in_transit = !transport.withdraw(one.ticket);
+    unlink_finished();
+    free(one);
+  }
 
 private:
   memory_account account() noexcept { return {&memory, memory_kind::communication}; }

@@ -126,6 +126,8 @@ public:
            MPI_Wait(&k.pending, MPI_STATUS_IGNORE) == MPI_SUCCESS;
   }
 
+  bool withdraw(ticket& k) noexcept { return abandon(k); }
+
   mpi_transport split(std::vector<int> const&, int color, int key, std::uint64_t,
                       communicator_options options, site where) {
     MPI_Comm part = MPI_COMM_NULL;

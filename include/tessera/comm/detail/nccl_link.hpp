@@ -311,9 +311,10 @@ private:
     auto const now = seconds_now();
     nccl_side::news news;
     if (side_) news = side_->poll();
-    // A rank that has ended well leaves too, and what it sent may still be on its way.
+    // A rank that has ended well leaves too, what it sent may still be on its way, and messages between
+    // others are no business of its.
     constexpr double benefit_of_doubt = 0.2;
-    if (!news.trouble.empty()) {
+    if (news.failed || (!news.trouble.empty() && !c.request.is_point_to_point())) {
       if (p.troubled == 0) p.troubled = now;
       if (now - p.troubled > benefit_of_doubt) {
         abort();

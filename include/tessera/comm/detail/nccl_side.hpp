@@ -15,6 +15,7 @@ class nccl_side {
 public:
   struct news {
     bool asked = false;  // another rank has given up, and asks where this one is
+    bool failed = false; // there is trouble, and it is a rank's failure; otherwise one has ended
     std::string trouble; // why others can't be reached; empty: nothing is known
   };
 
@@ -36,7 +37,7 @@ public:
   ~nccl_side_of() override {
     if (!talk_) return;
     bool told = true; // whether nobody reads what this rank said any more
-    for (auto& each : talk_->heard) each.abandon();
+    for (auto& each : talk_->heard) each.withdraw();
     for (auto& each : talk_->told) {
       try {
         told = each.test() && told;
@@ -48,16 +49,20 @@ public:
   }
 
   news poll() override {
+    if (!trouble_.trouble.empty()) return trouble_; // a receive that has failed is no answer
     news result;
-    if (!trouble_.empty()) return {false, trouble_}; // a receive that has failed is no answer
     try {
       listen();
       for (std::size_t r = 0; r < talk_->heard.size(); ++r)
         if (talk_->answered[r] == 0 && rank_of(r) != host_.rank() && talk_->heard[r].test())
           talk_->answered[r] = 1;
       for (auto each : talk_->answered) result.asked = result.asked || each != 0;
+    } catch (peer_failed const& e) {
+      trouble_ = {false, true, e.what()};
+      return trouble_;
     } catch (error const& e) {
-      result.trouble = trouble_ = e.what();
+      trouble_ = {false, false, e.what()};
+      return trouble_;
     }
     return result;
   }
@@ -112,7 +117,7 @@ private:
 
   Host host_;
   std::unique_ptr<talk> talk_;
-  std::string trouble_;
+  news trouble_;
 };
 
 template <host_communicator Host>

@@ -13,6 +13,7 @@ namespace tessera::inline TESSERA_ABI::comm::detail {
 /// - start(t, ticket) begins a transfer, test(ticket) says whether it has ended; buffers stay in use between.
 /// - pause(patience, sign, where) returns when testing again may help; throws stalled past the limit.
 /// - abandon(ticket) gives a transfer up; false: the other side may still touch its buffers.
+/// - withdraw(ticket) takes a receive back that has not been matched.
 /// - checks_signatures: start and test compare signatures themselves; reduces: there is a native reduction.
 template <class T>
 concept transport = requires(T& t, T const& constant, transfer const& step, typename T::ticket& ticket,
@@ -26,6 +27,7 @@ concept transport = requires(T& t, T const& constant, transfer const& step, type
   requires std::constructible_from<typename T::patience, T&>;
   t.pause(patience, sign, step.where);
   { t.abandon(ticket) } -> std::same_as<bool>;
+  { t.withdraw(ticket) } -> std::same_as<bool>;
 };
 
 /// A transport whose blocking calls are better than start and test: run(t) and wait(ticket).

@@ -80,6 +80,15 @@ public:
       owner_->abandon(*one_);
     one_ = nullptr;
   }
+  /// Takes a receive that nothing has come for back, as if it had never been started.
+  void withdraw() noexcept {
+    if (one_ == nullptr) return;
+    if (one_->finished)
+      finish_quietly();
+    else
+      owner_->withdraw(*one_);
+    one_ = nullptr;
+  }
 
 private:
   void dispose() noexcept {
