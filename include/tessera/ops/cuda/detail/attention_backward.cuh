@@ -15,6 +15,7 @@ namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
 template <int Width>
 struct attention_keys_tuning {
   static constexpr int warps = 4, row_tiles = Width == 64 ? 2 : 1, queries = Width == 96 ? 64 : 32;
+  static constexpr int unroll = Width == 64 ? 2 : Width / 16; ///< More, and registers spill.
   static constexpr int threads = 32 * warps, keys = 16 * row_tiles * warps;
   static constexpr int shared_bytes = (2 * keys + 4 * queries) * Width * 2 + 4 * queries * 4;
 };
@@ -23,6 +24,7 @@ struct attention_keys_tuning {
 template <int Width>
 struct attention_queries_tuning {
   static constexpr int warps = 4, row_tiles = 2, keys = 32;
+  static constexpr int unroll = Width < 128 ? Width / 16 : 2; ///< More, and registers spill.
   static constexpr int threads = 32 * warps, queries = 16 * row_tiles * warps;
   static constexpr int shared_bytes = (2 * queries + 4 * keys) * Width * 2;
 };
@@ -85,7 +87,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_keys_tuning<Width>::threads, 2)
   using tile = attention_tile<T, Width>;
   constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
   constexpr int M = tuning::row_tiles, N = queries / 8;
-  using rows = typename tile::template rows_in_shared<M>;
+  using rows = typename tile::template rows_in_shared<M, tuning::unroll>;
   static_assert(2 * queries <= threads);
   auto const sizes = x.sizes;
   attention_place const place(sizes.key_heads, blocks_of(sizes.keys, keys));
@@ -181,7 +183,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_queries_tuning<Width>::threads, 
   using tile = attention_tile<T, Width>;
   constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
   constexpr int M = tuning::row_tiles, N = keys / 8;
-  using rows = typename tile::template rows_in_shared<M>;
+  using rows = typename tile::template rows_in_shared<M, tuning::unroll>;
   auto const sizes = x.sizes;
   auto const blocks = blocks_of(sizes.queries, queries);
   attention_place const place(sizes.heads, blocks);

@@ -13,6 +13,7 @@ namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
 template <int Width>
 struct attention_forward_tuning {
   static constexpr int warps = 4, row_tiles = 2, keys = 64;
+  static constexpr int unroll = Width < 128 ? Width / 16 : 2; ///< More, and registers spill.
   static constexpr bool keep_queries = Width == 64; ///< In registers, from the first product to the last.
   static constexpr int threads = 32 * warps, queries = 16 * row_tiles * warps;
   static constexpr int shared_bytes = (queries + 2 * keys) * Width * 2;
@@ -124,7 +125,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_forward_tuning<Width>::threads, 
   constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
   constexpr int M = tuning::row_tiles, N = keys / 8;
   using rows = std::conditional_t<tuning::keep_queries, typename tile::template rows_in_registers<M>,
-                                  typename tile::template rows_in_shared<M>>;
+                                  typename tile::template rows_in_shared<M, tuning::unroll>>;
   auto const sizes = x.sizes;
   auto const blocks = blocks_of(sizes.queries, queries);
   attention_place const place(sizes.heads, blocks);

@@ -141,10 +141,11 @@ struct attention_tile {
     }
   }
 
-  /// 16 M rows of a tile, from `row` on, as a left operand that is read anew for each product.
-  template <int M>
+  /// 16 M rows of a tile, from `row` on, as a left operand that is read anew for each product. Steps of the
+  /// product are unrolled `Unroll` at a time: the more, the more registers hold what was read ahead.
+  template <int M, int Unroll = Width / 16>
   struct rows_in_shared {
-    static constexpr int unroll = 2;
+    static constexpr int unroll = Unroll;
     T const* first;
 
     __device__ rows_in_shared(T const* tile, int row) : first(tile + row * Width) {}
