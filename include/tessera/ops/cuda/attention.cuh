@@ -31,16 +31,15 @@ struct attention_on<exec::cuda_backend> {
                       site where = site::here()) {
     if (shape.width == 0) return;
     using namespace cuda_detail;
-    attention_forward_arguments<T> const x{out,
-                                           log_sum_exp.data(),
-                                           q,
-                                           k,
-                                           v,
-                                           attention_sizes(shape, where),
-                                           rows_are_aligned<T>(out) && rows_are_aligned<T const>(q) &&
-                                               rows_are_aligned<T const>(k) && rows_are_aligned<T const>(v)};
+    attention_forward_arguments<T> const x{.out = out,
+                                           .log_sum_exp = log_sum_exp.data(),
+                                           .q = q,
+                                           .k = k,
+                                           .v = v,
+                                           .sizes = attention_sizes(shape, where)};
     auto const tiled =
-        x.aligned && for_width<T>(shape.width, [&]<int Width>(std::integral_constant<int, Width>) {
+        rows_are_aligned(out, q, k, v) &&
+        for_width<T>(shape.width, [&]<int Width>(std::integral_constant<int, Width>) {
           using tuning = attention_forward_tuning<Width>;
           launch_blocks<tuning>(ex, shape.batch * shape.heads * blocks_of(x.sizes.queries, tuning::queries),
                                 attention_forward_tiles<T, Width>, x, where);
@@ -58,24 +57,20 @@ struct attention_on<exec::cuda_backend> {
     if (shape.width == 0) return;
     using namespace cuda_detail;
     auto const rows = shape.batch * shape.heads * shape.queries;
-    auto* const delta =
-        ex.template handle<exec::scratch<delta_memory, exec::cuda_memory>>().template take<float>(rows,
-                                                                                                  where);
-    attention_backward_arguments<T> const x{
-        dq,
-        dk,
-        dv,
-        d_out,
-        q,
-        k,
-        v,
-        out,
-        log_sum_exp.data(),
-        delta,
-        attention_sizes(shape, where),
-        rows_are_aligned<T>(dq) && rows_are_aligned<T>(dk) && rows_are_aligned<T>(dv) &&
-            rows_are_aligned<T const>(d_out) && rows_are_aligned<T const>(q) &&
-            rows_are_aligned<T const>(k) && rows_are_aligned<T const>(v) && rows_are_aligned<T const>(out)};
+    auto& memory = ex.template handle<exec::scratch<delta_memory, exec::cuda_memory>>();
+    auto* const delta = memory.template take<float>(rows, where);
+    attention_backward_arguments<T> const x{.dq = dq,
+                                            .dk = dk,
+                                            .dv = dv,
+                                            .d_out = d_out,
+                                            .q = q,
+                                            .k = k,
+                                            .v = v,
+                                            .out = out,
+                                            .log_sum_exp = log_sum_exp.data(),
+                                            .delta = delta,
+                                            .sizes = attention_sizes(shape, where),
+                                            .aligned = rows_are_aligned(dq, dk, dv, d_out, q, k, v, out)};
     exec::launch(ex,
                  {.grid = exec::grid_of((rows * 8 + attention_delta_threads - 1) / attention_delta_threads, 1,
                                         1, where),

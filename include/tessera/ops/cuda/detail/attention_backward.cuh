@@ -36,7 +36,7 @@ struct attention_backward_arguments {
   float const* log_sum_exp;
   float* delta; ///< [batch, heads, queries], as log_sum_exp.
   attention_sizes sizes;
-  bool aligned;
+  bool aligned; ///< Rows can be read 16 bytes at a time.
 
   /// Where the numbers of a head's queries begin in log_sum_exp and delta.
   __device__ index_t rows_of(int sample, int head) const {

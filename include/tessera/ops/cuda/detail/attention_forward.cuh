@@ -25,7 +25,6 @@ struct attention_forward_arguments {
   float* log_sum_exp;
   attention_heads<T const> q, k, v;
   attention_sizes sizes;
-  bool aligned;
 };
 
 /// Softmax over columns that come in blocks. Exponentials are taken relative to a reference for each row.

@@ -71,13 +71,16 @@ TESSERA_HOST_DEVICE constexpr int blocks_of(int count, int size) noexcept {
   return (count + size - 1) / size;
 }
 
-/// Whether every row of `x` begins at a multiple of 16 bytes and ends at one, as tiles need it.
-template <class T>
-bool rows_are_aligned(attention_heads<T> const& x) {
-  constexpr index_t unit = 16 / sizeof(T);
-  for (int d = 0; d < 3; ++d)
-    if (x.extent(d) > 1 && x.stride(d) % unit != 0) return false;
-  return x.extent(3) % unit == 0 && reinterpret_cast<std::uintptr_t>(x.data()) % 16 == 0;
+/// Whether every row of all of them begins and ends at multiples of 16 bytes, as tiles need it.
+template <class... T>
+bool rows_are_aligned(attention_heads<T> const&... all) {
+  auto const is_aligned = []<class U>(attention_heads<U> const& x) {
+    constexpr index_t unit = 16 / sizeof(U);
+    for (int d = 0; d < 3; ++d)
+      if (x.extent(d) > 1 && x.stride(d) % unit != 0) return false;
+    return x.extent(3) % unit == 0 && reinterpret_cast<std::uintptr_t>(x.data()) % 16 == 0;
+  };
+  return (is_aligned(all) && ...);
 }
 
 /// The largest value, and the sum, of the four lanes that share a row of a product.
