@@ -5,6 +5,8 @@
 
 #include <cub/block/block_reduce.cuh>
 
+#include <tessera/exec/device.cuh>
+
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -153,7 +155,10 @@ __global__ void leave_the_last_out(float* out, int n) {
   for (auto i = static_cast<int>(threadIdx.x); i < n - 1; i += static_cast<int>(blockDim.x)) out[i] = 1.0f;
 }
 __global__ void four_at_once(float* out, float const* in, int first) {
-  *reinterpret_cast<float4*>(out) = *reinterpret_cast<float4 const*>(in + first);
+  tessera::exec::store16(out, tessera::exec::load16(in + first));
+}
+__global__ void between_two(float* out, char const* in) {
+  *out = *reinterpret_cast<float const*>(in + 2);
 }
 __global__ void beyond_the_array(float* out, int i) {
   __shared__ float values[8], others[8];
@@ -337,11 +342,16 @@ TEST_CASE("memory is not used after it was given back") {
       "use after free");
   CHECK(cudaStreamDestroy(stream) == cudaSuccess);
 }
-TEST_CASE("16 bytes at once begin at a multiple of 16") {
+TEST_CASE("an access begins at a multiple of its size, 16 bytes at once at one of 16") {
   array<float> in(counting(16)), out(4);
   finds_nothing([&] { CHECK(launch({}, four_at_once, out.data(), in.data(), 4) == cudaSuccess); });
   finds([&] { CHECK(launch({}, four_at_once, out.data(), in.data(), 3) == cudaSuccess); }, "misaligned",
-        "float4");
+        "16 bytes");
+  finds(
+      [&] {
+        CHECK(launch({}, between_two, out.data(), reinterpret_cast<char const*>(in.data())) == cudaSuccess);
+      },
+      "misaligned", "4 bytes");
 }
 TEST_CASE("an index beyond a shared array is found although other shared memory follows") {
   array<float> out(1);

@@ -37,10 +37,12 @@ struct alignas(16) vector16 {
 /// `from` is aligned to 16 bytes, in global or shared memory.
 template <class T>
 inline vector16<T> load16(T const* from) {
+  cuda_emulation::require_aligned(from, 16);
   return std::bit_cast<vector16<T>>(*reinterpret_cast<detail::emulated16 const*>(from));
 }
 template <class T>
 inline void store16(T* to, vector16<T> const& value) {
+  cuda_emulation::require_aligned(to, 16);
   *reinterpret_cast<detail::emulated16*>(to) = std::bit_cast<detail::emulated16>(value);
 }
 
