@@ -2,6 +2,9 @@
 
 #include "ops/cuda/fixture.hpp"
 #include "support/cuda.hpp"
+#if defined(TESSERA_CUDA_EMULATION)
+#include <cuda_emulation/control.hpp>
+#endif
 
 using namespace cuda_fixture;
 using test::on_device;
@@ -191,3 +194,26 @@ TEST_CASE("rows that are all ignored count nothing and get zero gradients on CUD
   auto const zeros = logits.read(ex);
   for (auto v : zeros.span()) CHECK(v.bits == 0);
 }
+
+#if defined(TESSERA_CUDA_EMULATION)
+TEST_CASE("losses, gradients and the fault that is named do not depend on the order of blocks") {
+  exec::cuda ex;
+  auto targets = some_targets(9, 300);
+  targets(4) = targets(7) = 300;
+  on_device<std::int32_t, 1> device_targets(ex, targets);
+  on_device<float, 1> losses(ex, {9});
+  std::string before;
+  for (bool backwards : {false, true}) {
+    cuda_emulation::run_blocks_backwards(backwards);
+    on_device<bf16, 2> logits(ex, reference::normal<bf16, 2>({9, 300}, 1), {.gap = 3});
+    auto const caught = test::error_of<size_error>([&] {
+      (void)ops::cross_entropy(ex, logits.view(), losses.view(), device_targets, {.write_gradient = true});
+    });
+    CHECK(caught.says("row 4 is 300"));
+    auto const all = bits(losses.read(ex)) + bits(logits.read(ex));
+    if (backwards) CHECK(all == before);
+    before = all;
+  }
+  cuda_emulation::run_blocks_backwards(false);
+}
+#endif

@@ -2,6 +2,9 @@
 
 #include "ops/cuda/fixture.hpp"
 #include "support/cuda.hpp"
+#if defined(TESSERA_CUDA_EMULATION)
+#include <cuda_emulation/control.hpp>
+#endif
 
 using namespace cuda_fixture;
 using test::on_device;
@@ -159,3 +162,21 @@ TEST_CASE("NaN in a gradient reaches its token's row alone") {
   for (index_t v = 0; v < 4; ++v)
     for (index_t i = 0; i < 8; ++i) CHECK(std::isnan(sums(v, i)) == (v == tokens.data()[3] && i == 2));
 }
+
+#if defined(TESSERA_CUDA_EMULATION)
+TEST_CASE("sums of the embedding's gradient do not depend on the order of blocks") {
+  exec::cuda ex;
+  on_device<std::int32_t, 2> tokens(ex, tokens_of(3, 40, 5));
+  on_device<bf16, 2> d_out(ex, reference::normal<bf16, 2>({120, 24}, 1));
+  std::string before;
+  for (bool backwards : {false, true}) {
+    cuda_emulation::run_blocks_backwards(backwards);
+    on_device<float, 2> d_table(ex, {5, 24}), d_positions(ex, {40, 24});
+    ops::embedding_backward(ex, d_table.view(), d_positions.view(), d_out.view(), tokens);
+    auto const all = bits(d_table.read(ex)) + bits(d_positions.read(ex));
+    if (backwards) CHECK(all == before);
+    before = all;
+  }
+  cuda_emulation::run_blocks_backwards(false);
+}
+#endif
