@@ -14,8 +14,8 @@ __global__ void write_indices(uint3* threads, uint3* blocks) {
   auto const block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   auto const thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
   auto const i = block * (blockDim.x * blockDim.y * blockDim.z) + thread;
-  threads[i] = threadIdx;
-  blocks[i] = blockIdx;
+  threads[i] = {threadIdx.x, threadIdx.y, threadIdx.z};
+  blocks[i] = {blockIdx.x, blockIdx.y, blockIdx.z};
 }
 
 template <class T>
