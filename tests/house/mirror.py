@@ -20,7 +20,6 @@ OTHER_BENCH = r"bench/(support/|[^/]+$)"
 WITHOUT_HEADER = {
     "tests/train/cuda/step.cu",
     "tests/train/cuda/step_bf16.cu",
-    "tests/train/cuda/checkpoint.cu",
     "tests/train/cuda/trainer.cu",
     "tests/parallel/invariant.cpp",
     "tests/comm/mpi_calls.cpp",

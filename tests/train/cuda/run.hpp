@@ -131,13 +131,18 @@ outcome on_host(nn::transformer_config const& config) {
   return mine.seen;
 }
 
-/// Calls f(communicator, space) on each of `ranks` ranks, which share what devices there are.
+/// `wanted` ranks, or as many as this machine has devices for.
+inline int ranks_here(int wanted) {
+  auto const devices = exec::cuda_devices();
+  if (devices < wanted) MESSAGE("not run on " << wanted << " ranks: there are " << devices << " devices");
+  return std::min(wanted, devices);
+}
+
+/// Calls f(communicator, space) on each of `ranks` ranks.
 template <class F>
 void on_cuda_ranks(int ranks, F f) {
   comm::run_threads(ranks, [&](comm::threads& all) {
-    int devices = 0;
-    exec::cuda_check(cudaGetDeviceCount(&devices), "cudaGetDeviceCount");
-    exec::cuda ex({.device = all.rank() % devices, .workspace_bytes = 1 << 16});
+    exec::cuda ex({.device = all.rank(), .workspace_bytes = 1 << 16});
     comm::nccl linked(all, ex);
     f(linked, ex);
   });
@@ -169,6 +174,7 @@ void check_steps(nn::transformer_config const& config, double tolerance) {
   auto const expected = on_host<T>(config);
   CHECK(expected.losses.back() != expected.losses.front());
   for (int ranks : {1, 2}) {
+    if (ranks_here(ranks) < ranks) continue;
     CAPTURE(ranks);
     auto const found = on_cuda<T>(ranks, config);
     check_close(found.front(), expected, tolerance);
