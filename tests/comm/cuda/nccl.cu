@@ -1,3 +1,4 @@
+// requires: nccl
 #include <doctest/doctest.h>
 
 #include <atomic>
@@ -26,6 +27,7 @@ int ranks_here(int wanted) {
 #endif
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
+  if (devices < wanted) MESSAGE("not run on " << wanted << " ranks: there are " << devices << " devices");
   return devices < wanted ? devices : wanted;
 }
 
