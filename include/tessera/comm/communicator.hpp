@@ -179,7 +179,8 @@ concept communicates_in = memory_space<Memory> &&
 /// - all_to_all(out, in), all_to_all_v(out, out_counts, in, in_counts): part s of `out` is part r of rank s's
 ///   `in`; `out` and `in` must not overlap.
 /// - send(data, to, tag), receive(data, from, tag): matched by ranks and tag, in order; lengths are equal.
-///   `send` may wait for its `receive`. Tags are 0 to 32767. (NCCL knows no tags: comm/nccl.hpp says what remains.)
+///   `send` may wait for its `receive`. Tags are 0 to 32767. (NCCL knows no tags: comm/nccl.hpp says what
+///   remains of them.)
 /// - split(color, key): ranks of one color (>= 0) form a communicator, ordered by key, then by rank.
 /// - start_X(...) is X as a request. Its buffers are lent until wait() returns or test() is true; the spans
 ///   of counts are not. A request advances inside calls on its communicator: waits for requests come before

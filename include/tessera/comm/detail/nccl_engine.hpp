@@ -148,8 +148,9 @@ private:
   op& take(call const& c, bool blocking) {
     auto* one = spare_;
     if (one == nullptr) {
-      one = new op();
-      one->ended = exec::event(link_->lane, {}, c.where);
+      auto made = std::make_unique<op>();
+      made->ended = exec::event(link_->lane, {}, c.where);
+      one = made.release();
     } else {
       spare_ = one->next;
     }
