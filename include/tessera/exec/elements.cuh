@@ -104,10 +104,12 @@ TESSERA_KERNEL void __launch_bounds__(element_threads)
   auto const single = plan.width - plan.packs * N;
   for (auto row = index_t{blockIdx.y} * blockDim.y + threadIdx.y; row < plan.rows;
        row += index_t{gridDim.y} * blockDim.y) {
+#pragma unroll 1 // one turn, but for the largest arrays
     for (auto p = first; p < plan.packs; p += threads) {
       auto const i = plan.head + p * N;
       call<N>(function, row * plan.width + i, element_place<N, Array>(array, row, i)...);
     }
+#pragma unroll 1
     for (auto s = first; s < single; s += threads) {
       auto const i = s < plan.head ? s : s + plan.packs * N;
       call<1>(function, row * plan.width + i, element_place<1, Array>(array, row, i)...);

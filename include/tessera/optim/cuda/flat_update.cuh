@@ -19,9 +19,8 @@ struct decayed_ranges {
   int count = 0;
   layout::range range[most];
 
-  /// decay[i] = `value` where element first + i stands in a range, else 0.
-  template <int N>
-  TESSERA_HOST_DEVICE void decay_of(float (&decay)[N], index_t first, float value) const noexcept {
+  /// Bit i: element first + i stands in a range, for i in [0, n).
+  TESSERA_HOST_DEVICE unsigned among(index_t first, int n) const noexcept {
     int at = 0, after = count; // the first range that ends behind `first`
     while (at < after) {
       auto const middle = (at + after) / 2;
@@ -30,10 +29,13 @@ struct decayed_ranges {
       else
         after = middle;
     }
-    for (int i = 0; i < N; ++i) {
-      while (at < count && range[at].end <= first + i) ++at;
-      decay[i] = at < count && range[at].begin <= first + i ? value : 0.0f;
+    auto bits = 0u;
+    for (; at < count && range[at].begin < first + n; ++at) {
+      auto const from = range[at].begin > first ? int(range[at].begin - first) : 0;
+      auto const to = range[at].end < first + n ? int(range[at].end - first) : n;
+      bits |= (1u << to) - (1u << from);
     }
+    return bits;
   }
 };
 
@@ -63,9 +65,9 @@ private:
   template <int N, class... State>
   TESSERA_HOST_DEVICE void update(index_t first, float (&weight)[N], float const (&gradient)[N],
                                   State&... state) const noexcept {
-    float decay_here[N];
-    decayed.decay_of(decay_here, first, decay);
-    for (int i = 0; i < N; ++i) weight[i] = rule(weight[i], gradient[i], decay_here[i], state[i]...);
+    auto const decays = decayed.among(first, N);
+    for (int i = 0; i < N; ++i)
+      weight[i] = rule(weight[i], gradient[i], (decays >> i & 1u) != 0 ? decay : 0.0f, state[i]...);
   }
 };
 
