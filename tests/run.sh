@@ -73,7 +73,7 @@ run_part() {
       sed -n 's/^ *Test *#[0-9]*: \([a-z_0-9]*\)[.]\([a-z_0-9]*\)$/test_\1_\2/p' >"$results/$part.wanted"
     targets=$(ninja -C "build/$part" -t targets all | sed 's/:.*//' | grep -Fx -f "$results/$part.wanted")
     [ "$part" != bare ] || targets="$targets tessera_examples"
-    [ "$part" != cuda ] || targets="$targets cuda_compiled"
+    [ "$part" != cuda ] || targets="$targets cuda_compiled example_train_gpt"
   fi
   # A test that does not compile must not hide the others: build on, and count it as failed.
   # shellcheck disable=SC2086 # one word a target

@@ -124,7 +124,7 @@ TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
   if (begin == end && accumulate) return;
   float sum[n] = {};
   if (accumulate) exec::load_part(sum, out.at(i, column), left, out.aligned);
-#pragma unroll 4
+#pragma unroll 2
   for (auto k = begin; k < end; ++k) {
     float value[n];
     exec::load_part(value, in.at(rows.row(k, i), column), left, in.aligned);
