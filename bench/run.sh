@@ -35,7 +35,10 @@ for program in build/release/bench/bench_*; do
   esac
   for n in $ranks; do
     raw="$out/raw/$name-$n.json"
-    [ "$ranks" = 1 ] || { launch=(mpiexec -n "$n"); threads=1; }
+    if [ "$ranks" != 1 ]; then
+      launch=(mpiexec -n "$n") threads=1
+      [ "$n" -gt "$(nproc)" ] || launch+=(-bind-to core) # a rank that moves to another core measures the move
+    fi
     echo "== $name${launch:+ on $n ranks}"
     OMP_NUM_THREADS=$threads "${launch[@]}" "$program" --benchmark_filter="$filter" \
       --benchmark_min_time=$seconds --benchmark_out="$raw" --benchmark_out_format=json || {
