@@ -19,7 +19,8 @@
 //   ./train_gpt --data text.txt --device cuda        on a GPU; with two ranks of either kind on two GPUs
 //
 // All of them train the same model, to rounding; the second and third to the last bit. With TESSERA_WITH_NCCL
-// this same file is compiled by nvcc; without it there is no --device cuda, and no other difference.
+// this same file is compiled by nvcc, which cannot read oneDNN's header: there the host multiplies by
+// Tessera's own loops. Without it there is no --device cuda, and no other difference.
 #include <cstdio>
 #include <thread>
 
