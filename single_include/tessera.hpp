@@ -2335,8 +2335,9 @@ void add(Ex& ex, view<T, 1, typename Ex::memory> out, input<T, 1, typename Ex::m
 /// exp, log, tanh, erf and sigmoid of a float, without branches, tables or calls, so that a loop over them
 /// turns into vector instructions on any compiler. Within 1.5 units in the last place of the true value
 /// (sigmoid 2.5; tests/ops/elementary.cpp measures it), right at the infinities, at NaN, and where results
-/// overflow or become subnormal. In device code exp, log, tanh and erf are CUDA's, which stand on the
-/// hardware's exponential and logarithm, and sigmoid divides by its reciprocal: within 2 units, sigmoid 4.
+/// overflow or become subnormal. In device code exp, log, tanh and erf are CUDA's own, within 2 units.
+/// There sigmoid stands on the hardware's exponential: within 4 units for positive numbers, and within a
+/// relative 1e-5 for negative ones, whose results below 2^-126 become 0.
 ///
 ///     for (index_t i = 0; i < n; ++i) out[i] = elementary::exp(in[i]);
 ///
@@ -2493,10 +2494,14 @@ namespace tessera::inline TESSERA_ABI::ops::elementary {
 
 /// 1 / (1 + e^-x), accurate down to its subnormal results.
 [[gnu::always_inline]] TESSERA_HOST_DEVICE inline float sigmoid(float x) noexcept {
-  auto const e = exp(-magnitude(x));
 #if defined(__CUDA_ARCH__)
+  // On 16-bit storage the kernels that call this have some 25 instructions an element before memory is no
+  // longer what they wait for; this takes a third of what the exact exponential does.
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(magnitude(x) * -1.44269504f));
   return __fdividef(select(x < 0.0f, e, 1.0f), 1.0f + e);
 #else
+  auto const e = exp(-magnitude(x));
   return select(x < 0.0f, e, 1.0f) / (1.0f + e);
 #endif
 }
@@ -5808,7 +5813,8 @@ concept communicates_in = memory_space<Memory> &&
 /// - all_to_all(out, in), all_to_all_v(out, out_counts, in, in_counts): part s of `out` is part r of rank s's
 ///   `in`; `out` and `in` must not overlap.
 /// - send(data, to, tag), receive(data, from, tag): matched by ranks and tag, in order; lengths are equal.
-///   `send` may wait for its `receive`. Tags are 0 to 32767.
+///   `send` may wait for its `receive`. Tags are 0 to 32767. (NCCL knows no tags: comm/nccl.hpp says what
+///   remains of them.)
 /// - split(color, key): ranks of one color (>= 0) form a communicator, ordered by key, then by rank.
 /// - start_X(...) is X as a request. Its buffers are lent until wait() returns or test() is true; the spans
 ///   of counts are not. A request advances inside calls on its communicator: waits for requests come before
@@ -6584,6 +6590,7 @@ namespace tessera::inline TESSERA_ABI::comm::detail {
 /// - start(t, ticket) begins a transfer, test(ticket) says whether it has ended; buffers stay in use between.
 /// - pause(patience, sign, where) returns when testing again may help; throws stalled past the limit.
 /// - abandon(ticket) gives a transfer up; false: the other side may still touch its buffers.
+/// - withdraw(ticket) takes a receive back that has not been matched.
 /// - checks_signatures: start and test compare signatures themselves; reduces: there is a native reduction.
 template <class T>
 concept transport = requires(T& t, T const& constant, transfer const& step, typename T::ticket& ticket,
@@ -6597,6 +6604,7 @@ concept transport = requires(T& t, T const& constant, transfer const& step, type
   requires std::constructible_from<typename T::patience, T&>;
   t.pause(patience, sign, step.where);
   { t.abandon(ticket) } -> std::same_as<bool>;
+  { t.withdraw(ticket) } -> std::same_as<bool>;
 };
 
 /// A transport whose blocking calls are better than start and test: run(t) and wait(ticket).
@@ -6920,6 +6928,15 @@ public:
     free(one);
   }
   void lose() noexcept { lost_ = true; }
+  /// Takes a receive back: nobody waits for it.
+  void withdraw(op& one) noexcept {
+    one.lent = {};
+    one.error = nullptr;
+    one.finished = one.settled = true;
+    if (one.in_transit) one.in_transit = !transport.withdraw(one.ticket);
+    unlink_finished();
+    free(one);
+  }
 
 private:
   memory_account account() noexcept { return {&memory, memory_kind::communication}; }
@@ -7205,6 +7222,15 @@ public:
       finish_quietly();
     else
       owner_->abandon(*one_);
+    one_ = nullptr;
+  }
+  /// Takes a receive that nothing has come for back, as if it had never been started.
+  void withdraw() noexcept {
+    if (one_ == nullptr) return;
+    if (one_->finished)
+      finish_quietly();
+    else
+      owner_->withdraw(*one_);
     one_ = nullptr;
   }
 
@@ -7575,10 +7601,11 @@ public:
                   " would wait for ever: on a communicator of one rank the ",
                   "other side of a message must have been started before");
   }
-  bool abandon(ticket& t) noexcept {
+  bool withdraw(ticket& t) noexcept {
     mail_.withdraw(t.letter);
     return true;
   }
+  bool abandon(ticket& t) noexcept { return withdraw(t); }
 
   self_transport split(std::vector<int> const&, int, int, std::uint64_t, communicator_options, site) {
     return {};
@@ -7959,6 +7986,12 @@ public:
     return true;
   }
 
+  bool withdraw(ticket& t) noexcept {
+    std::lock_guard lock(group_->owner.mutex);
+    group_->mail.withdraw(t.letter);
+    return true;
+  }
+
   threads_transport split(std::vector<int> const& members, int, int, std::uint64_t id, communicator_options,
                           site) {
     std::vector<int> world_ranks;
@@ -8261,6 +8294,8 @@ public:
     return k.what.what == collective::receive && MPI_Cancel(&k.pending) == MPI_SUCCESS &&
            MPI_Wait(&k.pending, MPI_STATUS_IGNORE) == MPI_SUCCESS;
   }
+
+  bool withdraw(ticket& k) noexcept { return abandon(k); }
 
   mpi_transport split(std::vector<int> const&, int color, int key, std::uint64_t,
                       communicator_options options, site where) {
@@ -8715,6 +8750,7 @@ class nccl_side {
 public:
   struct news {
     bool asked = false;  // another rank has given up, and asks where this one is
+    bool failed = false; // there is trouble, and it is a rank's failure; otherwise one has ended
     std::string trouble; // why others can't be reached; empty: nothing is known
   };
 
@@ -8736,7 +8772,7 @@ public:
   ~nccl_side_of() override {
     if (!talk_) return;
     bool told = true; // whether nobody reads what this rank said any more
-    for (auto& each : talk_->heard) each.abandon();
+    for (auto& each : talk_->heard) each.withdraw();
     for (auto& each : talk_->told) {
       try {
         told = each.test() && told;
@@ -8748,6 +8784,7 @@ public:
   }
 
   news poll() override {
+    if (!trouble_.trouble.empty()) return trouble_; // a receive that has failed is no answer
     news result;
     try {
       listen();
@@ -8755,8 +8792,12 @@ public:
         if (talk_->answered[r] == 0 && rank_of(r) != host_.rank() && talk_->heard[r].test())
           talk_->answered[r] = 1;
       for (auto each : talk_->answered) result.asked = result.asked || each != 0;
+    } catch (peer_failed const& e) {
+      trouble_ = {false, true, e.what()};
+      return trouble_;
     } catch (error const& e) {
-      result.trouble = e.what();
+      trouble_ = {false, false, e.what()};
+      return trouble_;
     }
     return result;
   }
@@ -8811,6 +8852,7 @@ private:
 
   Host host_;
   std::unique_ptr<talk> talk_;
+  news trouble_;
 };
 
 template <host_communicator Host>
@@ -8849,6 +8891,7 @@ struct nccl_call {
 
   signature const& signed_by(int ranks) noexcept {
     if (!has_sign) sign = signature_of(request, ranks, sequence, group, blocking);
+    if (doing != nullptr) __builtin_snprintf(sign.place, sizeof sign.place, "%s", doing);
     has_sign = true;
     return sign;
   }
@@ -8877,7 +8920,7 @@ public:
       : nccl_link(my_rank, ranks, space, options.stall_limit,
                   static_cast<std::unique_ptr<nccl_side>&&>(beside), where) {
     auto config = configuration();
-    nccl_call making = making_of("the making of comm::nccl", where);
+    nccl_call making = making_of("the beginning of comm::nccl", where);
     settle(ncclCommInitRankConfig(&comm_, ranks, id, my_rank, &config), "ncclCommInitRankConfig", making);
   }
   /// The part of `whole` that has this color: rank `my_rank` of `ranks`. Collective over `whole`.
@@ -8976,12 +9019,12 @@ public:
     }
   }
 
-  /// What `puts` puts, as one group: all of it makes progress together.
-  template <std::invocable Puts>
-  void grouped(nccl_call& c, Puts puts) {
+  /// What `calls` put, as one group: all of it makes progress together.
+  template <std::invocable Calls>
+  void grouped(nccl_call& c, Calls calls) {
     check_nccl(ncclGroupStart(), comm_, "ncclGroupStart", c.request.where);
     try {
-      puts();
+      calls();
     } catch (...) {
       (void)ncclGroupEnd(); // the first error matters more
       abort();
@@ -9117,14 +9160,17 @@ private:
   /// Between two looks at something that has not ended: throws where it never will.
   void pause(patience& p, nccl_call& c) {
     if (comm_ != nullptr) check(c);
-    ::sched_yield();
+    // Half a millisecond of eagerness; then the processor is others'.
+    constexpr timespec rest{0, 20'000};
+    p.polls < 256 ? void(::sched_yield()) : void(::nanosleep(&rest, nullptr));
     if (++p.polls % 64 != 0) return;
     auto const now = seconds_now();
     nccl_side::news news;
     if (side_) news = side_->poll();
-    // A rank that has ended well leaves too, and what it sent may still be on its way.
+    // A rank that has ended well leaves too, what it sent may still be on its way, and messages between
+    // others are no business of its.
     constexpr double benefit_of_doubt = 0.2;
-    if (!news.trouble.empty()) {
+    if (news.failed || (!news.trouble.empty() && !c.request.is_point_to_point())) {
       if (p.troubled == 0) p.troubled = now;
       if (now - p.troubled > benefit_of_doubt) {
         abort();
@@ -9207,7 +9253,37 @@ struct nccl_operation : nccl_call {
     host_out = nullptr;
     lent = {};
   }
+  /// A checked message that has come: is it the one that was asked for? The tag travels as its number.
+  void compare_headers() const {
+    signature theirs;
+    std::memcpy(&theirs, at(host_headers.data(), static_cast<index_t>(sizeof theirs)), sizeof theirs);
+    auto const tag = theirs.sequence;
+    theirs.sequence = 0;
+    if (theirs.what == collective::send && tag == request.tag && theirs.type == sign.type &&
+        theirs.count == sign.count)
+      return;
+    throw collective_mismatch("E-comm-013", request.where,
+                              "the two sides of a message differ: ", text_of(sign), " with tag ", request.tag,
+                              " meets ", text_of(theirs), " with tag ", tag);
+  }
   int* overflow() const noexcept { return static_cast<int*>(host_stage.data()); }
+};
+
+/// Pinned memory grows, and is not given back before the end: that may wait for the device, which may wait
+/// for other ranks.
+class outgrown_memory {
+public:
+  void* room(buffer<exec::pinned_memory>& memory, index_t bytes, memory_account account, site where) {
+    if (memory.bytes() < bytes) {
+      auto const grown = 2 * memory.bytes();
+      if (memory.bytes() > 0) kept_.push_back(static_cast<buffer<exec::pinned_memory>&&>(memory));
+      memory = buffer<exec::pinned_memory>(grown < bytes ? bytes : grown, account, where);
+    }
+    return memory.data();
+  }
+
+private:
+  std::vector<buffer<exec::pinned_memory>> kept_;
 };
 
 /// Lent device memory: filled in the lane, read by way of the host.
@@ -9216,8 +9292,7 @@ struct device_store {
 
   nccl_link& link;
   exec::event& arrived;
-  buffer<exec::pinned_memory>& arrives;
-  memory_account account;
+  void* host; // pinned, large enough
   nccl_operation& one;
 
   void copy(void* to, void const* from, index_t bytes) const {
@@ -9236,7 +9311,6 @@ struct device_store {
 
 private:
   void const* read(void const* data, index_t bytes) const {
-    auto* host = room(arrives, bytes, account, one.request.where);
     copy(host, data, bytes);
     arrived.record(link.lane, one.request.where);
     link.wait(arrived, one);
@@ -9299,7 +9373,7 @@ public:
   void agree_on_options(site where) {
     auto& one = take({}, true);
     one.request.where = where;
-    one.doing = "the making of comm::nccl";
+    one.doing = "the beginning of comm::nccl";
     std::vector<communicator_terms> all(static_cast<std::size_t>(size()));
     communicator_terms const mine(options);
     gather_bytes(one, &mine, static_cast<index_t>(sizeof mine), all.data());
@@ -9378,6 +9452,9 @@ private:
   memory_account account() noexcept { return {&memory, memory_kind::communication}; }
   /// What is not the payload of a call on device memory.
   memory_account staging() noexcept { return {&memory, memory_kind::other}; }
+  void* pinned_room(buffer<exec::pinned_memory>& memory, index_t bytes, site where) {
+    return outgrown_.room(memory, bytes, staging(), where);
+  }
   bool lost() const noexcept { return link_->lost(); }
   [[noreturn]] static void throw_lost(call const& c) {
     throw peer_failed("E-comm-016", c.where, name_of(c.what),
@@ -9387,8 +9464,9 @@ private:
   op& take(call const& c, bool blocking) {
     auto* one = spare_;
     if (one == nullptr) {
-      one = new op();
-      one->ended = exec::event(link_->lane, {}, c.where);
+      auto made = std::make_unique<op>();
+      made->ended = exec::event(link_->lane, {}, c.where);
+      one = made.release();
     } else {
       spare_ = one->next;
     }
@@ -9448,7 +9526,7 @@ private:
                           name_of(c.type), "; reduce in a wider type");
     if (one.host_out != nullptr)
       copy(one.host_out, at(one.host_stage.data(), one.host_out_offset), one.host_out_bytes);
-    if (options.checked && c.what == collective::receive) compare_headers(one);
+    if (options.checked && c.what == collective::receive) one.compare_headers();
   }
 
   void put_natively(op& one) {
@@ -9487,7 +9565,7 @@ private:
     agree.in = agree.out = space.overflow;
     agree.count = 1;
     link_->enqueue(agree, one);
-    if (one.on_device) (void)room(one.host_stage, op::alignment, staging(), c.where);
+    if (one.on_device) (void)pinned_room(one.host_stage, op::alignment, c.where);
     link_->copy(one.overflow(), space.overflow, sizeof(int), c.where);
   }
 
@@ -9500,7 +9578,7 @@ private:
     auto const wanted = c.out == nullptr ? 0 : c.out_items * bytes_of(c.type);
     auto const bytes = rounded(given) + rounded(wanted);
     auto* device = room(one.device_stage, bytes, staging(), c.where);
-    auto* host = at(room(one.host_stage, alignment + bytes, staging(), c.where), alignment);
+    auto* host = at(pinned_room(one.host_stage, alignment + bytes, c.where), alignment);
     if (given > 0) {
       copy(host, c.in, given);
       link_->copy(device, host, given, c.where);
@@ -9520,7 +9598,7 @@ private:
   void gather_bytes(op& one, void const* mine, index_t bytes, void* all) {
     auto const where = one.request.where;
     auto const total = bytes * size();
-    auto* host = room(exchanged_host_, total, staging(), where);
+    auto* host = pinned_room(exchanged_host_, total, where);
     auto* device = room(exchanged_device_, total, staging(), where);
     copy(at(host, bytes * rank()), mine, bytes);
     link_->copy(at(device, bytes * rank()), at(host, bytes * rank()), bytes, where);
@@ -9548,10 +9626,15 @@ private:
     compare_counts(all.data(), size(), one.sign, c.where);
   }
 
+  /// Bytes by way of the host need room there.
+  device_store store_of(op& one) {
+    auto const& c = one.request;
+    auto const items = c.in_items > c.out_items ? c.in_items : c.out_items;
+    return {*link_, exchanged_, pinned_room(exchanged_host_, items * bytes_of(c.type), c.where), one};
+  }
   void lend(op& one) {
     if (!one.on_device) return one.lent.lend(host_store(), one.request, one.host_copies, account());
-    one.lent.lend(device_store{*link_, exchanged_, exchanged_host_, staging(), one}, one.request,
-                  one.device_copies, account());
+    one.lent.lend(store_of(one), one.request, one.device_copies, account());
     exchanged_.record(link_->lane, one.request.where); // whoever reads it from here on reads poison
     exchanged_.wait_in(link_->compute, one.request.where);
   }
@@ -9560,8 +9643,7 @@ private:
     if (!one.on_device) return one.lent.give_back(host_store(), one.sign, one.host_copies.data(), where);
     ready_.record(link_->compute, where);
     ready_.wait_in(link_->lane, where);
-    one.lent.give_back(device_store{*link_, exchanged_, exchanged_host_, staging(), one}, one.sign,
-                       one.device_copies.data(), where);
+    one.lent.give_back(store_of(one), one.sign, one.device_copies.data(), where);
     exchanged_.record(link_->lane, where);
     exchanged_.wait_in(link_->compute, where);
   }
@@ -9579,7 +9661,7 @@ private:
     constexpr auto header = static_cast<index_t>(sizeof(signature));
     if (options.checked)
       for (auto* one : sorted) {
-        auto* host = room(one->host_headers, 2 * header, staging(), one->request.where);
+        auto* host = pinned_room(one->host_headers, 2 * header, one->request.where);
         auto tagged = one->sign;
         tagged.sequence = one->request.tag;
         std::memcpy(host, &tagged, sizeof tagged);
@@ -9607,17 +9689,6 @@ private:
       seal(*one);
     }
   }
-  void compare_headers(op& one) const {
-    signature theirs;
-    std::memcpy(&theirs, at(one.host_headers.data(), static_cast<index_t>(sizeof theirs)), sizeof theirs);
-    auto const tag = theirs.sequence;
-    theirs.sequence = 0;
-    if (theirs.what != collective::send || tag != one.request.tag || theirs.type != one.sign.type ||
-        theirs.count != one.sign.count)
-      throw collective_mismatch("E-comm-013", one.request.where,
-                                "the two sides of a message differ: ", text_of(one.sign), " with tag ",
-                                one.request.tag, " meets ", text_of(theirs), " with tag ", tag);
-  }
 
   std::unique_ptr<nccl_link> link_;
   bool const signs_;
@@ -9626,6 +9697,7 @@ private:
   std::vector<index_t> sends_, receives_; // counts of one step
   buffer<exec::cuda_memory> exchanged_device_;
   buffer<exec::pinned_memory> exchanged_host_;
+  outgrown_memory outgrown_;
   std::vector<op*> messages_; // that wait to go out
   op* spare_ = nullptr;
 };
@@ -13537,8 +13609,8 @@ private:
     for (std::size_t i = 0; i < units_.size(); ++i) {
       auto const width = units_[i]->cache_width();
       auto const sizes = extents<3>{options_.batch, options_.capacity, width};
-      s.keys = {next, sizes};
-      s.values = {next + s.keys.size(), sizes};
+      s.keys = view<T, 3, memory>(next, sizes);
+      s.values = view<T, 3, memory>(next + s.keys.size(), sizes);
       next += 2 * s.keys.size();
       units_[i]->forward(ex, store_.lend(i), s, activations_, {.training = false});
     }
@@ -13861,14 +13933,13 @@ public:
     auto const d_inner = activations.template take<T, 2>({in.extent(0), up_.rows});
     ops::linear_backward(
         ex, linear_gradients{d_inner, down_.matrix<memory>(gradients), down_bias_.vector<memory>(gradients)},
-        d_out, kept.activated, down_.matrix<memory>(weights), {.accumulate = accumulate});
+        d_out, kept.activated, down_.matrix<memory>(weights),
+        {.accumulate = accumulate,
+         .input_activation = ops::activation::gelu_tanh,
+         .input_pre_activation = kept.before}); // d_inner is the gradient before the activation
     ops::linear_backward(
         ex, linear_gradients{d_in, up_.matrix<memory>(gradients), up_bias_.vector<memory>(gradients)},
-        d_inner, in, up_.matrix<memory>(weights),
-        {.accumulate = accumulate,
-         .activation = ops::activation::gelu_tanh,
-         .pre_activation = kept.before,
-         .scratch = d_inner}); // the gradient before the activation takes the place of the one after it
+        d_inner, in, up_.matrix<memory>(weights), {.accumulate = accumulate});
   }
 
 private:
@@ -18285,10 +18356,12 @@ TESSERA_KERNEL void __launch_bounds__(element_threads)
   auto const single = plan.width - plan.packs * N;
   for (auto row = index_t{blockIdx.y} * blockDim.y + threadIdx.y; row < plan.rows;
        row += index_t{gridDim.y} * blockDim.y) {
+#pragma unroll 1 // one turn, but for the largest arrays
     for (auto p = first; p < plan.packs; p += threads) {
       auto const i = plan.head + p * N;
       call<N>(function, row * plan.width + i, element_place<N, Array>(array, row, i)...);
     }
+#pragma unroll 1
     for (auto s = first; s < single; s += threads) {
       auto const i = s < plan.head ? s : s + plan.packs * N;
       call<1>(function, row * plan.width + i, element_place<1, Array>(array, row, i)...);
@@ -18455,13 +18528,16 @@ TESSERA_HOST_DEVICE constexpr int blocks_of(int count, int size) noexcept {
   return (count + size - 1) / size;
 }
 
-/// Whether every row of `x` begins at a multiple of 16 bytes and ends at one, as tiles need it.
-template <class T>
-bool rows_are_aligned(attention_heads<T> const& x) {
-  constexpr index_t unit = 16 / sizeof(T);
-  for (int d = 0; d < 3; ++d)
-    if (x.extent(d) > 1 && x.stride(d) % unit != 0) return false;
-  return x.extent(3) % unit == 0 && reinterpret_cast<std::uintptr_t>(x.data()) % 16 == 0;
+/// Whether every row of all of them begins and ends at multiples of 16 bytes, as tiles need it.
+template <class... T>
+bool rows_are_aligned(attention_heads<T> const&... all) {
+  auto const is_aligned = []<class U>(attention_heads<U> const& x) {
+    constexpr index_t unit = 16 / sizeof(U);
+    for (int d = 0; d < 3; ++d)
+      if (x.extent(d) > 1 && x.stride(d) % unit != 0) return false;
+    return x.extent(3) % unit == 0 && reinterpret_cast<std::uintptr_t>(x.data()) % 16 == 0;
+  };
+  return (is_aligned(all) && ...);
 }
 
 /// The largest value, and the sum, of the four lanes that share a row of a product.
@@ -18525,9 +18601,11 @@ struct attention_tile {
     }
   }
 
-  /// 16 M rows of a tile, from `row` on, as a left operand that is read anew for each product.
-  template <int M>
+  /// 16 M rows of a tile, from `row` on, as a left operand that is read anew for each product. Steps of the
+  /// product are unrolled `Unroll` at a time: the more, the more registers hold what was read ahead.
+  template <int M, int Unroll = Width / 16>
   struct rows_in_shared {
+    static constexpr int unroll = Unroll;
     T const* first;
 
     __device__ rows_in_shared(T const* tile, int row) : first(tile + row * Width) {}
@@ -18539,6 +18617,7 @@ struct attention_tile {
   /// The same, read once and kept: Width M / 4 registers.
   template <int M>
   struct rows_in_registers {
+    static constexpr int unroll = Width / 16;
     std::uint32_t all[Width / 16][M][4];
 
     __device__ rows_in_registers(T const* tile, int row) {
@@ -18554,7 +18633,7 @@ struct attention_tile {
   /// sums += left rightᵀ, of rows 0 .. 8 N - 1 of `right`.
   template <int M, int N, class Rows>
   static __device__ void multiply_transposed(float (&sums)[M][N][4], Rows const& left, T const* right) {
-#pragma unroll
+#pragma unroll Rows::unroll
     for (int k = 0; k < Width / 16; ++k) {
       std::uint32_t a[M][4];
       left.read(a, k);
@@ -18645,6 +18724,7 @@ namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
 template <int Width>
 struct attention_keys_tuning {
   static constexpr int warps = 4, row_tiles = Width == 64 ? 2 : 1, queries = Width == 96 ? 64 : 32;
+  static constexpr int unroll = Width == 64 ? 2 : Width / 16; ///< More, and registers spill.
   static constexpr int threads = 32 * warps, keys = 16 * row_tiles * warps;
   static constexpr int shared_bytes = (2 * keys + 4 * queries) * Width * 2 + 4 * queries * 4;
 };
@@ -18653,6 +18733,7 @@ struct attention_keys_tuning {
 template <int Width>
 struct attention_queries_tuning {
   static constexpr int warps = 4, row_tiles = 2, keys = 32;
+  static constexpr int unroll = Width < 128 ? Width / 16 : 2; ///< More, and registers spill.
   static constexpr int threads = 32 * warps, queries = 16 * row_tiles * warps;
   static constexpr int shared_bytes = (2 * queries + 4 * keys) * Width * 2;
 };
@@ -18664,7 +18745,7 @@ struct attention_backward_arguments {
   float const* log_sum_exp;
   float* delta; ///< [batch, heads, queries], as log_sum_exp.
   attention_sizes sizes;
-  bool aligned;
+  bool aligned; ///< Rows can be read 16 bytes at a time.
 
   /// Where the numbers of a head's queries begin in log_sum_exp and delta.
   __device__ index_t rows_of(int sample, int head) const {
@@ -18715,7 +18796,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_keys_tuning<Width>::threads, 2)
   using tile = attention_tile<T, Width>;
   constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
   constexpr int M = tuning::row_tiles, N = queries / 8;
-  using rows = typename tile::template rows_in_shared<M>;
+  using rows = typename tile::template rows_in_shared<M, tuning::unroll>;
   static_assert(2 * queries <= threads);
   auto const sizes = x.sizes;
   attention_place const place(sizes.key_heads, blocks_of(sizes.keys, keys));
@@ -18811,7 +18892,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_queries_tuning<Width>::threads, 
   using tile = attention_tile<T, Width>;
   constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
   constexpr int M = tuning::row_tiles, N = keys / 8;
-  using rows = typename tile::template rows_in_shared<M>;
+  using rows = typename tile::template rows_in_shared<M, tuning::unroll>;
   auto const sizes = x.sizes;
   auto const blocks = blocks_of(sizes.queries, queries);
   attention_place const place(sizes.heads, blocks);
@@ -18905,6 +18986,7 @@ namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
 template <int Width>
 struct attention_forward_tuning {
   static constexpr int warps = 4, row_tiles = 2, keys = 64;
+  static constexpr int unroll = Width < 128 ? Width / 16 : 2; ///< More, and registers spill.
   static constexpr bool keep_queries = Width == 64; ///< In registers, from the first product to the last.
   static constexpr int threads = 32 * warps, queries = 16 * row_tiles * warps;
   static constexpr int shared_bytes = (queries + 2 * keys) * Width * 2;
@@ -18916,7 +18998,6 @@ struct attention_forward_arguments {
   float* log_sum_exp;
   attention_heads<T const> q, k, v;
   attention_sizes sizes;
-  bool aligned;
 };
 
 /// Softmax over columns that come in blocks. Exponentials are taken relative to a reference for each row.
@@ -19000,6 +19081,12 @@ private:
   float reference_[M][2], sum_[M][2]; ///< The sum is that of the lane's own columns until finish().
 };
 
+template <int M, int N>
+__device__ void negate(float (&values)[M][N][4]) {
+#pragma unroll
+  for (int i = 0; i < M * N * 4; ++i) values[i / (4 * N)][i / 4 % N][i % 4] *= -1.0f;
+}
+
 /// The keys and the values of a block have one place in shared memory each: while one is multiplied, the
 /// other is on its way.
 template <exec::tensor_core_scalar T, int Width>
@@ -19010,7 +19097,7 @@ TESSERA_KERNEL void __launch_bounds__(attention_forward_tuning<Width>::threads, 
   constexpr int queries = tuning::queries, keys = tuning::keys, threads = tuning::threads;
   constexpr int M = tuning::row_tiles, N = keys / 8;
   using rows = std::conditional_t<tuning::keep_queries, typename tile::template rows_in_registers<M>,
-                                  typename tile::template rows_in_shared<M>>;
+                                  typename tile::template rows_in_shared<M, tuning::unroll>>;
   auto const sizes = x.sizes;
   auto const blocks = blocks_of(sizes.queries, queries);
   attention_place const place(sizes.heads, blocks);
@@ -19046,27 +19133,25 @@ TESSERA_KERNEL void __launch_bounds__(attention_forward_tuning<Width>::threads, 
 
     exec::copy_async_wait<0>();
     __syncthreads(); // the values are there, and nobody reads keys any more
-    if (key + keys < end) {
+    if (key < warp_end) {
+      if (sizes.scale < 0) negate(scores);
+      if (key + keys > warp_begin) {
+#pragma unroll
+        for (int i = 0; i < M * N * 4; ++i) {
+          auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
+          auto const query = first + row + 16 * m + c / 2 * 8 + lane / 4;
+          if (key + 8 * n + 2 * (lane % 4) + c % 2 >= sizes.visible(query))
+            scores[m][n][c] = -std::numeric_limits<float>::infinity();
+        }
+      }
+      softmax.apply(scores, out, factor);
+    }
+    packed_product<T, M, N> const p(scores);
+    if (key + keys < end) { // not before: the copy's addresses would need the registers of the scores
       tile::template load<keys, threads>(k_tile, k, key + keys, sizes.keys, sizes.width);
       exec::copy_async_commit();
     }
-    if (key >= warp_end) continue;
-    if (sizes.scale < 0) {
-#pragma unroll
-      for (int i = 0; i < M * N * 4; ++i)
-        scores[i / (4 * N)][i / 4 % N][i % 4] = -scores[i / (4 * N)][i / 4 % N][i % 4];
-    }
-    if (key + keys > warp_begin) {
-#pragma unroll
-      for (int i = 0; i < M * N * 4; ++i) {
-        auto const m = i / (4 * N), n = i / 4 % N, c = i % 4;
-        auto const query = first + row + 16 * m + c / 2 * 8 + lane / 4;
-        if (key + 8 * n + 2 * (lane % 4) + c % 2 >= sizes.visible(query))
-          scores[m][n][c] = -std::numeric_limits<float>::infinity();
-      }
-    }
-    softmax.apply(scores, out, factor);
-    tile::multiply(out, packed_product<T, M, N>(scores), v_tile);
+    if (key < warp_end) tile::multiply(out, p, v_tile);
   }
 
   softmax.finish();
@@ -19283,16 +19368,15 @@ struct attention_on<exec::cuda_backend> {
                       site where = site::here()) {
     if (shape.width == 0) return;
     using namespace cuda_detail;
-    attention_forward_arguments<T> const x{out,
-                                           log_sum_exp.data(),
-                                           q,
-                                           k,
-                                           v,
-                                           attention_sizes(shape, where),
-                                           rows_are_aligned<T>(out) && rows_are_aligned<T const>(q) &&
-                                               rows_are_aligned<T const>(k) && rows_are_aligned<T const>(v)};
+    attention_forward_arguments<T> const x{.out = out,
+                                           .log_sum_exp = log_sum_exp.data(),
+                                           .q = q,
+                                           .k = k,
+                                           .v = v,
+                                           .sizes = attention_sizes(shape, where)};
     auto const tiled =
-        x.aligned && for_width<T>(shape.width, [&]<int Width>(std::integral_constant<int, Width>) {
+        rows_are_aligned(out, q, k, v) &&
+        for_width<T>(shape.width, [&]<int Width>(std::integral_constant<int, Width>) {
           using tuning = attention_forward_tuning<Width>;
           launch_blocks<tuning>(ex, shape.batch * shape.heads * blocks_of(x.sizes.queries, tuning::queries),
                                 attention_forward_tiles<T, Width>, x, where);
@@ -19310,24 +19394,20 @@ struct attention_on<exec::cuda_backend> {
     if (shape.width == 0) return;
     using namespace cuda_detail;
     auto const rows = shape.batch * shape.heads * shape.queries;
-    auto* const delta =
-        ex.template handle<exec::scratch<delta_memory, exec::cuda_memory>>().template take<float>(rows,
-                                                                                                  where);
-    attention_backward_arguments<T> const x{
-        dq,
-        dk,
-        dv,
-        d_out,
-        q,
-        k,
-        v,
-        out,
-        log_sum_exp.data(),
-        delta,
-        attention_sizes(shape, where),
-        rows_are_aligned<T>(dq) && rows_are_aligned<T>(dk) && rows_are_aligned<T>(dv) &&
-            rows_are_aligned<T const>(d_out) && rows_are_aligned<T const>(q) &&
-            rows_are_aligned<T const>(k) && rows_are_aligned<T const>(v) && rows_are_aligned<T const>(out)};
+    auto& memory = ex.template handle<exec::scratch<delta_memory, exec::cuda_memory>>();
+    auto* const delta = memory.template take<float>(rows, where);
+    attention_backward_arguments<T> const x{.dq = dq,
+                                            .dk = dk,
+                                            .dv = dv,
+                                            .d_out = d_out,
+                                            .q = q,
+                                            .k = k,
+                                            .v = v,
+                                            .out = out,
+                                            .log_sum_exp = log_sum_exp.data(),
+                                            .delta = delta,
+                                            .sizes = attention_sizes(shape, where),
+                                            .aligned = rows_are_aligned(dq, dk, dv, d_out, q, k, v, out)};
     exec::launch(ex,
                  {.grid = exec::grid_of((rows * 8 + attention_delta_threads - 1) / attention_delta_threads, 1,
                                         1, where),
@@ -19584,7 +19664,7 @@ __device__ void fill_row(T* x, index_t classes, float value) {
 }
 
 template <int Threads, storage_scalar T>
-TESSERA_KERNEL void __launch_bounds__(Threads)
+TESSERA_KERNEL void __launch_bounds__(Threads, 1536 / Threads)
     cross_entropy_kernel(T* logits, index_t stride, index_t classes, float* losses,
                          std::int32_t const* targets, cross_entropy_options<cuda_memory> options,
                          fault_flag flag) {
@@ -19629,20 +19709,23 @@ TESSERA_KERNEL void __launch_bounds__(Threads)
 
   cross_entropy_slope const g(shared_row, classes, options);
   auto const maximum = shared_row.maximum;
-  auto const gradient = [&](float logit, index_t i) {
-    auto const even = elementary::exp(logit - maximum) * g.slope - g.even;
-    return i == target ? even - g.target : even;
-  };
+  auto const elsewhere = [&](float logit) { return elementary::exp(logit - maximum) * g.slope - g.even; };
   for (auto s = index_t{threadIdx.x}; s < pieces.single; s += Threads) {
     auto const i = pieces.element(s);
-    x[i] = T(gradient(static_cast<float>(x[i]), i));
+    auto const value = elsewhere(static_cast<float>(x[i]));
+    x[i] = T(i == target ? value - g.target : value);
   }
   for (auto p = pieces.packs - 1 - index_t{threadIdx.x}; p >= 0; p -= Threads) {
     auto const first = pieces.pack(p);
     float value[n];
     exec::load_pack(value, x + first);
 #pragma unroll
-    for (int i = 0; i < n; ++i) value[i] = gradient(value[i], first + i);
+    for (int i = 0; i < n; ++i) value[i] = elsewhere(value[i]);
+    if (auto const at = target - first; at >= 0 && at < n) {
+#pragma unroll
+      for (int i = 0; i < n; ++i)
+        if (i == at) value[i] -= g.target;
+    }
     exec::store_pack(x + first, value);
   }
 }
@@ -19688,7 +19771,7 @@ struct cross_entropy_on<exec::cuda_backend> {
     if (classes <= 4096)
       start(std::integral_constant<int, 128>{});
     else
-      start(std::integral_constant<int, 1024>{});
+      start(std::integral_constant<int, 512>{});
 
     auto const waits = options.totals.empty();
     auto* totals =
@@ -19891,7 +19974,7 @@ TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
   if (begin == end && accumulate) return;
   float sum[n] = {};
   if (accumulate) exec::load_part(sum, out.at(i, column), left, out.aligned);
-#pragma unroll 4
+#pragma unroll 2
   for (auto k = begin; k < end; ++k) {
     float value[n];
     exec::load_part(value, in.at(rows.row(k, i), column), left, in.aligned);
@@ -20606,8 +20689,12 @@ void column_sums(Ex& ex, G* sums, column_source<T> source, Slope slope, index_t 
 /// cuBLASLt counts columns first. A row-major c = a b is its c^T = b^T a^T: this file hands b over as its A
 /// and a as its B, and nobody else thinks about it. Products of fp32 are made in fp32 (no TF32); partial sums
 /// of any product are added in fp32.
+///
+/// Exists under TESSERA_WITH_CUDA.
 #ifndef TESSERA_OPS_CUDA_DETAIL_CUBLASLT_HPP
 #define TESSERA_OPS_CUDA_DETAIL_CUBLASLT_HPP
+
+#if defined(TESSERA_WITH_CUDA)
 
 #include <optional>
 #include <string_view>
@@ -20689,7 +20776,8 @@ public:
     return *this;
   }
   ~descriptor() {
-    if (held_ != nullptr) (void)Destroy(held_); // a destructor has nobody to tell
+    // Looked at, as all are; a destructor has nobody to tell.
+    if (held_ != nullptr) (void)cublasLtGetStatusName(Destroy(held_));
   }
   Descriptor get() const noexcept { return held_; }
   Descriptor* place() noexcept { return &held_; }
@@ -20708,6 +20796,8 @@ public:
 
   /// c (+)= a b with the epilogue, on the space's stream. `a` and `b` have one type, c has it too or is fp32.
   /// False, and nothing done, where a layout is not one that cuBLASLt takes or where it has no algorithm.
+  /// What it can do beside the product depends on its version and the device, and is not written down in
+  /// full: an epilogue that it refuses is noted and left to separate kernels.
   template <storage_scalar C, storage_scalar T>
     requires(std::same_as<C, T> || std::same_as<C, float>)
   bool multiply(exec::cuda& ex, view<C, 3, cuda_memory> c, view<T const, 3, cuda_memory> a,
@@ -20739,7 +20829,7 @@ public:
                     .alignment_bias = alignment_of(epilogue.bias),
                     .alignment_aux = alignment_of(epilogue.aux),
                     .leading_aux = epilogue.aux_leading};
-    auto const& how = plan_of(ex, key, epilogue, where);
+    auto& how = plan_of(ex, key, epilogue, where);
     if (!how.possible) return false;
     point_at(how.operation.get(), epilogue, where);
     float const one = 1, beta = accumulate ? 1.0f : 0.0f;
@@ -20747,11 +20837,15 @@ public:
                           ? nullptr
                           : ex.template handle<exec::scratch<cublaslt, cuda_memory>>().template take<char>(
                                 how.workspace_bytes, where);
-    cublaslt_check(cublasLtMatmul(library_.get(), how.operation.get(), &one, b.data(), how.a.get(), a.data(),
-                                  how.b.get(), &beta, c.data(), how.d.get(), c.data(), how.d.get(),
-                                  &how.algorithm, workspace, static_cast<std::size_t>(how.workspace_bytes),
-                                  ex.stream()),
-                   "cublasLtMatmul", where);
+    auto const status =
+        cublasLtMatmul(library_.get(), how.operation.get(), &one, b.data(), how.a.get(), a.data(),
+                       how.b.get(), &beta, c.data(), how.d.get(), c.data(), how.d.get(), &how.algorithm,
+                       workspace, static_cast<std::size_t>(how.workspace_bytes), ex.stream());
+    if (is_refusal(status, epilogue.kind)) {
+      give_up(ex, how);
+      return false;
+    }
+    cublaslt_check(status, "cublasLtMatmul", where);
     return true;
   }
 
@@ -20784,7 +20878,7 @@ private:
   /// More shapes than a program of fixed sizes ever has; beyond it all are forgotten.
   static constexpr std::size_t most_plans = 4096;
 
-  plan const& plan_of(exec::cuda& ex, shape const& key, product_epilogue const& epilogue, site where) {
+  plan& plan_of(exec::cuda& ex, shape const& key, product_epilogue const& epilogue, site where) {
     if (auto const known = plans_.find(key); known != plans_.end()) return known->second;
     if (plans_.size() >= most_plans) plans_.clear();
     return plans_.emplace(key, make(ex, key, epilogue, where)).first->second;
@@ -20850,12 +20944,27 @@ private:
     auto const status =
         cublasLtMatmulAlgoGetHeuristic(library_.get(), made.operation.get(), made.a.get(), made.b.get(),
                                        made.d.get(), made.d.get(), preference_.get(), 1, &found, &count);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return;
-    cublaslt_check(status, "cublasLtMatmulAlgoGetHeuristic", where);
-    if (count < 1 || found.state != CUBLAS_STATUS_SUCCESS) return;
+    auto const kind = static_cast<cublasLtEpilogue_t>(key.epilogue);
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED && !is_refusal(status, kind))
+      cublaslt_check(status, "cublasLtMatmulAlgoGetHeuristic", where);
+    if (status != CUBLAS_STATUS_SUCCESS || count < 1 || found.state != CUBLAS_STATUS_SUCCESS) {
+      if (kind != CUBLASLT_EPILOGUE_DEFAULT) give_up(ex, made);
+      return;
+    }
     made.possible = true;
     made.algorithm = found.algo;
     made.workspace_bytes = narrow<index_t>(found.workspaceSize, where);
+  }
+
+  /// The product alone is possible, whatever the answer to the epilogue.
+  static bool is_refusal(cublasStatus_t status, cublasLtEpilogue_t kind) noexcept {
+    return kind != CUBLASLT_EPILOGUE_DEFAULT &&
+           (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE);
+  }
+  static void give_up(exec::cuda& ex, plan& made) {
+    made.possible = false;
+    ex.note(
+        "some products: cuBLASLt does not apply bias, GELU or their gradients to them; separate kernels do");
   }
 
   static void point_at(cublasLtMatmulDesc_t operation, product_epilogue const& epilogue, site where) {
@@ -20880,6 +20989,8 @@ view<T, 3, M> batch_of_one(view<T, 2, M> matrix) {
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops::cuda_detail
+
+#endif
 
 #endif
 
@@ -21241,10 +21352,6 @@ struct random_normal_elements {
 
   template <int N>
   TESSERA_HOST_DEVICE void operator()(index_t first, float (&y)[N]) const noexcept {
-    // Not unrolled: each number is some hundred operations.
-#if defined(__CUDA_ARCH__)
-#pragma unroll 1
-#endif
     for (int i = 0; i < N; ++i)
       y[i] = mean + deviation * random.normal(first_index + static_cast<std::uint64_t>(first + i));
   }
@@ -21646,6 +21753,7 @@ class nccl_side {
 public:
   struct news {
     bool asked = false;  // another rank has given up, and asks where this one is
+    bool failed = false; // there is trouble, and it is a rank's failure; otherwise one has ended
     std::string trouble; // why others can't be reached; empty: nothing is known
   };
 
@@ -21667,7 +21775,7 @@ public:
   ~nccl_side_of() override {
     if (!talk_) return;
     bool told = true; // whether nobody reads what this rank said any more
-    for (auto& each : talk_->heard) each.abandon();
+    for (auto& each : talk_->heard) each.withdraw();
     for (auto& each : talk_->told) {
       try {
         told = each.test() && told;
@@ -21679,6 +21787,7 @@ public:
   }
 
   news poll() override {
+    if (!trouble_.trouble.empty()) return trouble_; // a receive that has failed is no answer
     news result;
     try {
       listen();
@@ -21686,8 +21795,12 @@ public:
         if (talk_->answered[r] == 0 && rank_of(r) != host_.rank() && talk_->heard[r].test())
           talk_->answered[r] = 1;
       for (auto each : talk_->answered) result.asked = result.asked || each != 0;
+    } catch (peer_failed const& e) {
+      trouble_ = {false, true, e.what()};
+      return trouble_;
     } catch (error const& e) {
-      result.trouble = e.what();
+      trouble_ = {false, false, e.what()};
+      return trouble_;
     }
     return result;
   }
@@ -21742,6 +21855,7 @@ private:
 
   Host host_;
   std::unique_ptr<talk> talk_;
+  news trouble_;
 };
 
 template <host_communicator Host>
@@ -21780,6 +21894,7 @@ struct nccl_call {
 
   signature const& signed_by(int ranks) noexcept {
     if (!has_sign) sign = signature_of(request, ranks, sequence, group, blocking);
+    if (doing != nullptr) __builtin_snprintf(sign.place, sizeof sign.place, "%s", doing);
     has_sign = true;
     return sign;
   }
@@ -21808,7 +21923,7 @@ public:
       : nccl_link(my_rank, ranks, space, options.stall_limit,
                   static_cast<std::unique_ptr<nccl_side>&&>(beside), where) {
     auto config = configuration();
-    nccl_call making = making_of("the making of comm::nccl", where);
+    nccl_call making = making_of("the beginning of comm::nccl", where);
     settle(ncclCommInitRankConfig(&comm_, ranks, id, my_rank, &config), "ncclCommInitRankConfig", making);
   }
   /// The part of `whole` that has this color: rank `my_rank` of `ranks`. Collective over `whole`.
@@ -21907,12 +22022,12 @@ public:
     }
   }
 
-  /// What `puts` puts, as one group: all of it makes progress together.
-  template <std::invocable Puts>
-  void grouped(nccl_call& c, Puts puts) {
+  /// What `calls` put, as one group: all of it makes progress together.
+  template <std::invocable Calls>
+  void grouped(nccl_call& c, Calls calls) {
     check_nccl(ncclGroupStart(), comm_, "ncclGroupStart", c.request.where);
     try {
-      puts();
+      calls();
     } catch (...) {
       (void)ncclGroupEnd(); // the first error matters more
       abort();
@@ -22048,14 +22163,17 @@ private:
   /// Between two looks at something that has not ended: throws where it never will.
   void pause(patience& p, nccl_call& c) {
     if (comm_ != nullptr) check(c);
-    ::sched_yield();
+    // Half a millisecond of eagerness; then the processor is others'.
+    constexpr timespec rest{0, 20'000};
+    p.polls < 256 ? void(::sched_yield()) : void(::nanosleep(&rest, nullptr));
     if (++p.polls % 64 != 0) return;
     auto const now = seconds_now();
     nccl_side::news news;
     if (side_) news = side_->poll();
-    // A rank that has ended well leaves too, and what it sent may still be on its way.
+    // A rank that has ended well leaves too, what it sent may still be on its way, and messages between
+    // others are no business of its.
     constexpr double benefit_of_doubt = 0.2;
-    if (!news.trouble.empty()) {
+    if (news.failed || (!news.trouble.empty() && !c.request.is_point_to_point())) {
       if (p.troubled == 0) p.troubled = now;
       if (now - p.troubled > benefit_of_doubt) {
         abort();
@@ -22138,7 +22256,37 @@ struct nccl_operation : nccl_call {
     host_out = nullptr;
     lent = {};
   }
+  /// A checked message that has come: is it the one that was asked for? The tag travels as its number.
+  void compare_headers() const {
+    signature theirs;
+    std::memcpy(&theirs, at(host_headers.data(), static_cast<index_t>(sizeof theirs)), sizeof theirs);
+    auto const tag = theirs.sequence;
+    theirs.sequence = 0;
+    if (theirs.what == collective::send && tag == request.tag && theirs.type == sign.type &&
+        theirs.count == sign.count)
+      return;
+    throw collective_mismatch("E-comm-013", request.where,
+                              "the two sides of a message differ: ", text_of(sign), " with tag ", request.tag,
+                              " meets ", text_of(theirs), " with tag ", tag);
+  }
   int* overflow() const noexcept { return static_cast<int*>(host_stage.data()); }
+};
+
+/// Pinned memory grows, and is not given back before the end: that may wait for the device, which may wait
+/// for other ranks.
+class outgrown_memory {
+public:
+  void* room(buffer<exec::pinned_memory>& memory, index_t bytes, memory_account account, site where) {
+    if (memory.bytes() < bytes) {
+      auto const grown = 2 * memory.bytes();
+      if (memory.bytes() > 0) kept_.push_back(static_cast<buffer<exec::pinned_memory>&&>(memory));
+      memory = buffer<exec::pinned_memory>(grown < bytes ? bytes : grown, account, where);
+    }
+    return memory.data();
+  }
+
+private:
+  std::vector<buffer<exec::pinned_memory>> kept_;
 };
 
 /// Lent device memory: filled in the lane, read by way of the host.
@@ -22147,8 +22295,7 @@ struct device_store {
 
   nccl_link& link;
   exec::event& arrived;
-  buffer<exec::pinned_memory>& arrives;
-  memory_account account;
+  void* host; // pinned, large enough
   nccl_operation& one;
 
   void copy(void* to, void const* from, index_t bytes) const {
@@ -22167,7 +22314,6 @@ struct device_store {
 
 private:
   void const* read(void const* data, index_t bytes) const {
-    auto* host = room(arrives, bytes, account, one.request.where);
     copy(host, data, bytes);
     arrived.record(link.lane, one.request.where);
     link.wait(arrived, one);
@@ -22230,7 +22376,7 @@ public:
   void agree_on_options(site where) {
     auto& one = take({}, true);
     one.request.where = where;
-    one.doing = "the making of comm::nccl";
+    one.doing = "the beginning of comm::nccl";
     std::vector<communicator_terms> all(static_cast<std::size_t>(size()));
     communicator_terms const mine(options);
     gather_bytes(one, &mine, static_cast<index_t>(sizeof mine), all.data());
@@ -22309,6 +22455,9 @@ private:
   memory_account account() noexcept { return {&memory, memory_kind::communication}; }
   /// What is not the payload of a call on device memory.
   memory_account staging() noexcept { return {&memory, memory_kind::other}; }
+  void* pinned_room(buffer<exec::pinned_memory>& memory, index_t bytes, site where) {
+    return outgrown_.room(memory, bytes, staging(), where);
+  }
   bool lost() const noexcept { return link_->lost(); }
   [[noreturn]] static void throw_lost(call const& c) {
     throw peer_failed("E-comm-016", c.where, name_of(c.what),
@@ -22318,8 +22467,9 @@ private:
   op& take(call const& c, bool blocking) {
     auto* one = spare_;
     if (one == nullptr) {
-      one = new op();
-      one->ended = exec::event(link_->lane, {}, c.where);
+      auto made = std::make_unique<op>();
+      made->ended = exec::event(link_->lane, {}, c.where);
+      one = made.release();
     } else {
       spare_ = one->next;
     }
@@ -22379,7 +22529,7 @@ private:
                           name_of(c.type), "; reduce in a wider type");
     if (one.host_out != nullptr)
       copy(one.host_out, at(one.host_stage.data(), one.host_out_offset), one.host_out_bytes);
-    if (options.checked && c.what == collective::receive) compare_headers(one);
+    if (options.checked && c.what == collective::receive) one.compare_headers();
   }
 
   void put_natively(op& one) {
@@ -22418,7 +22568,7 @@ private:
     agree.in = agree.out = space.overflow;
     agree.count = 1;
     link_->enqueue(agree, one);
-    if (one.on_device) (void)room(one.host_stage, op::alignment, staging(), c.where);
+    if (one.on_device) (void)pinned_room(one.host_stage, op::alignment, c.where);
     link_->copy(one.overflow(), space.overflow, sizeof(int), c.where);
   }
 
@@ -22431,7 +22581,7 @@ private:
     auto const wanted = c.out == nullptr ? 0 : c.out_items * bytes_of(c.type);
     auto const bytes = rounded(given) + rounded(wanted);
     auto* device = room(one.device_stage, bytes, staging(), c.where);
-    auto* host = at(room(one.host_stage, alignment + bytes, staging(), c.where), alignment);
+    auto* host = at(pinned_room(one.host_stage, alignment + bytes, c.where), alignment);
     if (given > 0) {
       copy(host, c.in, given);
       link_->copy(device, host, given, c.where);
@@ -22451,7 +22601,7 @@ private:
   void gather_bytes(op& one, void const* mine, index_t bytes, void* all) {
     auto const where = one.request.where;
     auto const total = bytes * size();
-    auto* host = room(exchanged_host_, total, staging(), where);
+    auto* host = pinned_room(exchanged_host_, total, where);
     auto* device = room(exchanged_device_, total, staging(), where);
     copy(at(host, bytes * rank()), mine, bytes);
     link_->copy(at(device, bytes * rank()), at(host, bytes * rank()), bytes, where);
@@ -22479,10 +22629,15 @@ private:
     compare_counts(all.data(), size(), one.sign, c.where);
   }
 
+  /// Bytes by way of the host need room there.
+  device_store store_of(op& one) {
+    auto const& c = one.request;
+    auto const items = c.in_items > c.out_items ? c.in_items : c.out_items;
+    return {*link_, exchanged_, pinned_room(exchanged_host_, items * bytes_of(c.type), c.where), one};
+  }
   void lend(op& one) {
     if (!one.on_device) return one.lent.lend(host_store(), one.request, one.host_copies, account());
-    one.lent.lend(device_store{*link_, exchanged_, exchanged_host_, staging(), one}, one.request,
-                  one.device_copies, account());
+    one.lent.lend(store_of(one), one.request, one.device_copies, account());
     exchanged_.record(link_->lane, one.request.where); // whoever reads it from here on reads poison
     exchanged_.wait_in(link_->compute, one.request.where);
   }
@@ -22491,8 +22646,7 @@ private:
     if (!one.on_device) return one.lent.give_back(host_store(), one.sign, one.host_copies.data(), where);
     ready_.record(link_->compute, where);
     ready_.wait_in(link_->lane, where);
-    one.lent.give_back(device_store{*link_, exchanged_, exchanged_host_, staging(), one}, one.sign,
-                       one.device_copies.data(), where);
+    one.lent.give_back(store_of(one), one.sign, one.device_copies.data(), where);
     exchanged_.record(link_->lane, where);
     exchanged_.wait_in(link_->compute, where);
   }
@@ -22510,7 +22664,7 @@ private:
     constexpr auto header = static_cast<index_t>(sizeof(signature));
     if (options.checked)
       for (auto* one : sorted) {
-        auto* host = room(one->host_headers, 2 * header, staging(), one->request.where);
+        auto* host = pinned_room(one->host_headers, 2 * header, one->request.where);
         auto tagged = one->sign;
         tagged.sequence = one->request.tag;
         std::memcpy(host, &tagged, sizeof tagged);
@@ -22538,17 +22692,6 @@ private:
       seal(*one);
     }
   }
-  void compare_headers(op& one) const {
-    signature theirs;
-    std::memcpy(&theirs, at(one.host_headers.data(), static_cast<index_t>(sizeof theirs)), sizeof theirs);
-    auto const tag = theirs.sequence;
-    theirs.sequence = 0;
-    if (theirs.what != collective::send || tag != one.request.tag || theirs.type != one.sign.type ||
-        theirs.count != one.sign.count)
-      throw collective_mismatch("E-comm-013", one.request.where,
-                                "the two sides of a message differ: ", text_of(one.sign), " with tag ",
-                                one.request.tag, " meets ", text_of(theirs), " with tag ", tag);
-  }
 
   std::unique_ptr<nccl_link> link_;
   bool const signs_;
@@ -22557,6 +22700,7 @@ private:
   std::vector<index_t> sends_, receives_; // counts of one step
   buffer<exec::cuda_memory> exchanged_device_;
   buffer<exec::pinned_memory> exchanged_host_;
+  outgrown_memory outgrown_;
   std::vector<op*> messages_; // that wait to go out
   op* spare_ = nullptr;
 };
@@ -22758,9 +22902,8 @@ struct decayed_ranges {
   int count = 0;
   layout::range range[most];
 
-  /// decay[i] = `value` where element first + i stands in a range, else 0.
-  template <int N>
-  TESSERA_HOST_DEVICE void decay_of(float (&decay)[N], index_t first, float value) const noexcept {
+  /// Bit i: element first + i stands in a range, for i in [0, n).
+  TESSERA_HOST_DEVICE unsigned among(index_t first, int n) const noexcept {
     int at = 0, after = count; // the first range that ends behind `first`
     while (at < after) {
       auto const middle = (at + after) / 2;
@@ -22769,10 +22912,13 @@ struct decayed_ranges {
       else
         after = middle;
     }
-    for (int i = 0; i < N; ++i) {
-      while (at < count && range[at].end <= first + i) ++at;
-      decay[i] = at < count && range[at].begin <= first + i ? value : 0.0f;
+    auto bits = 0u;
+    for (; at < count && range[at].begin < first + n; ++at) {
+      auto const from = range[at].begin > first ? int(range[at].begin - first) : 0;
+      auto const to = range[at].end < first + n ? int(range[at].end - first) : n;
+      bits |= (1u << to) - (1u << from);
     }
+    return bits;
   }
 };
 
@@ -22802,9 +22948,9 @@ private:
   template <int N, class... State>
   TESSERA_HOST_DEVICE void update(index_t first, float (&weight)[N], float const (&gradient)[N],
                                   State&... state) const noexcept {
-    float decay_here[N];
-    decayed.decay_of(decay_here, first, decay);
-    for (int i = 0; i < N; ++i) weight[i] = rule(weight[i], gradient[i], decay_here[i], state[i]...);
+    auto const decays = decayed.among(first, N);
+    for (int i = 0; i < N; ++i)
+      weight[i] = rule(weight[i], gradient[i], (decays >> i & 1u) != 0 ? decay : 0.0f, state[i]...);
   }
 };
 

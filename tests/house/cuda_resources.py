@@ -50,7 +50,7 @@ def short(name):
             break
     name = re.sub(r"\((?:bool|int|unsigned int|long)\)", "", name)
     name = re.sub(r"\(\w[\w:]*::\w+\)", "", name)  # the type in front of an enumeration's value
-    name = re.sub(r"\bexec::(array_use|detail)::?", "", name)
+    name = name.replace("exec::detail::", "").replace("exec::element_array<", "array<").replace("> >", ">>")
     return re.sub(r" +", " ", name).strip().replace("|", "\\|")
 
 
@@ -126,7 +126,8 @@ def judge(kernels, ptx, text):
         return found
     for name, registers, shared, spills in rows(kernels):
         if spills:
-            found.append(f"{name}: {spills} bytes spill from registers")
+            where = ", ".join(f"sm_{a}" for a in ARCHITECTURES if kernels[name][a][2])
+            found.append(f"{name}: {spills} bytes spill from registers on {where}")
         if name not in known:
             found.append(f"{name}: is not in docs/cuda_resources.md (--update)")
             continue
