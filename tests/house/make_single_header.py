@@ -62,25 +62,30 @@ def cuda_umbrella(headers, read):
     return text + "\n#endif\n"
 
 
-def expand(name, emitted, read, certain=True):
+def expand(name, emitted, read, under, certain=True):
     """The lines of a header with those of the headers it includes in their places. `emitted` holds the names that
-    every reader of this place has seen, and grows. What is first met under a condition counts as seen only
-    there: it is put in again where it is needed next, and its include guard, which is kept, makes one count."""
+    every reader of this place has seen, and grows. What is first met under a condition counts as seen only there
+    and where the very condition stands again (`under`: condition -> names): elsewhere it is put in again where it is
+    needed next, and its include guard, which is kept, makes one count."""
     emitted.add(name)
     text = read(name)
     lines = []
     if certain and name != "tessera/tessera.hpp" and WHOLLY_CONDITIONAL.search(text):
         for included in (m.group(1) for m in map(INCLUDE.match, text.splitlines()) if m):
             if included not in emitted:
-                lines += expand(included, emitted, read)
+                lines += expand(included, emitted, read, under)
     depth = 0
     seen = emitted
+    condition = None
     for line in text.splitlines():
         match = INCLUDE.match(line)
         if re.match(r"\s*#\s*if", line) and not re.match(r"#ifndef TESSERA_\w+_(HPP|CUH)$", line):
             depth += 1
-            seen = set(emitted) if depth == 1 else seen
+            if depth == 1:
+                condition = " ".join(line.split())
+                seen = emitted | under.get(condition, set())
         elif re.match(r"\s*#\s*el", line) and depth == 1:
+            condition = None
             seen = set(emitted)
         elif re.match(r"\s*#\s*endif\b", line) and depth > 0:
             depth -= 1
@@ -88,12 +93,15 @@ def expand(name, emitted, read, certain=True):
         if not match:
             lines.append(line)
         elif match.group(1) not in seen:
-            lines += expand(match.group(1), seen, read, certain and depth == 0)
+            before = set(seen)
+            lines += expand(match.group(1), seen, read, under, certain and depth == 0)
+            if certain and depth == 1 and condition:
+                under.setdefault(condition, set()).update(seen - before)
     return lines
 
 
 def single_header(read):
-    text = "\n".join(expand("tessera/tessera.hpp", set(), read)) + "\n"
+    text = "\n".join(expand("tessera/tessera.hpp", set(), read, {})) + "\n"
     licence = (ROOT / "LICENSE").read_text().strip()
     return ("// Tessera in one file, made by tests/house/make_single_header.py from include/tessera/. Do not edit.\n//\n"
             + "".join(f"// {line}".rstrip() + "\n" for line in licence.splitlines())
