@@ -52,3 +52,55 @@ TEST_CASE("over all ranks the segments hold each parameter once") {
     CHECK(counted == map.parameter_count());
   }
 }
+
+TEST_CASE("a share of a matrix is cut into stretches that are adjacent in the whole") {
+  parameter_map map;
+  // Rows 2 and 3, and 6 and 7, of 9 rows of 5: two heads of a packed projection.
+  map.add("rows", {9, 5}, parameter_kind::matrix, {}, {.dimension = 0, .pieces = {{2, 4}, {6, 8}}});
+  // Columns 1 to 3 of 4 rows of 6.
+  map.add("columns", {4, 6}, parameter_kind::matrix, {}, {.dimension = 1, .pieces = {{1, 4}}});
+  CHECK(map[0].shape == std::vector<index_t>{4, 5});
+  CHECK(map[1].shape == std::vector<index_t>{4, 3});
+  CHECK(map[1].whole_size() == 24);
+
+  // Written out: element (r, c) of each part, where it stands here and in the whole.
+  std::vector<std::pair<index_t, index_t>> expected, found;
+  index_t const rows[] = {2, 3, 6, 7};
+  for (index_t r = 0; r < 4; ++r)
+    for (index_t c = 0; c < 5; ++c) expected.push_back({r * 5 + c, rows[r] * 5 + c});
+  for (index_t r = 0; r < 4; ++r)
+    for (index_t c = 0; c < 3; ++c) expected.push_back({map[1].offset + r * 3 + c, r * 6 + 1 + c});
+  for (auto const& s : segments_of(map, {0, map.block_size()}))
+    for (index_t i = 0; i < s.in_block.size(); ++i)
+      found.push_back({s.in_block.begin + i, s.first_element + i});
+  CHECK(found == expected);
+  CHECK(map[0].runs().size() == 2);
+
+  auto const cut = segments_of(map, {7, 12}); // the middle of two adjacent rows
+  REQUIRE(cut.size() == 2);
+  CHECK(cut[0].first_element == 17);
+  CHECK(cut[1].in_block == range{10, 12});
+  CHECK(cut[1].first_element == 30);
+}
+
+TEST_CASE("of the ranks that hold a copy, one counts it") {
+  parameter_map map;
+  map.add("cut", {8}, parameter_kind::bias, {}, {.dimension = 0, .pieces = {{0, 2}}});
+  map.add("pairs", {4}, parameter_kind::bias, {}, {.copies = 2, .partial = true});
+  map.add("all", {4}, parameter_kind::bias, {}, {.copies = 4});
+  range const block{0, map.block_size()};
+  CHECK(counted_ranges(map, block, 0).size() == 3);
+  CHECK(counted_ranges(map, block, 1) == std::vector<range>{{0, 2}});
+  CHECK(counted_ranges(map, block, 2).size() == 2);
+  CHECK(counted_ranges(map, {1, 2}, 3) == std::vector<range>{{1, 2}});
+  CHECK(counted_ranges(map, {2, 64}, 3).empty());
+}
+
+TEST_CASE("an impossible share is refused") {
+  parameter_map map;
+  CHECK_THROWS_AS(map.add("a", {4}, parameter_kind::bias, {}, {.dimension = 1}), size_error);
+  CHECK_THROWS_AS(map.add("a", {4}, parameter_kind::bias, {}, {.copies = 0}), size_error);
+  CHECK_THROWS_AS(map.add("a", {4}, parameter_kind::bias, {}, {.dimension = 0, .pieces = {{3, 5}}}),
+                  size_error);
+  CHECK(map.size() == 0);
+}

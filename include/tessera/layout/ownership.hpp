@@ -22,19 +22,44 @@ struct ownership {
   }
 };
 
+/// Whether rank `tensor_rank` of a tensor-parallel group counts a parameter that it holds: of the ranks that
+/// hold the same elements, the first.
+constexpr bool counts(parameter const& p, int tensor_rank) noexcept {
+  return tensor_rank % p.share.copies == 0;
+}
+
 /// A stretch of one parameter inside a range of its block.
 struct segment {
   parameter const* whole = nullptr;
   range in_block;            ///< Where it stands in the block.
-  index_t first_element = 0; ///< Its first element's index within the parameter.
+  index_t first_element = 0; ///< Its first element's index within the whole parameter, of all ranks.
 };
 
-/// Cuts `part` of a block into the stretches of the parameters it covers; gaps are left out.
+/// Cuts `part` of a block into the stretches of the parameters it covers; gaps are left out. Each stretch is
+/// adjacent in the whole parameter too, whatever this rank's share of that is.
 inline std::vector<segment> segments_of(parameter_map const& map, range part) {
   std::vector<segment> found;
   for (auto const& p : map) {
+    if (intersection(p.where(), part).empty()) continue;
+    for (auto const& r : p.runs()) {
+      auto const shared = intersection({p.offset + r.here.begin, p.offset + r.here.end}, part);
+      if (!shared.empty())
+        found.push_back({&p, shared, r.in_whole + (shared.begin - p.offset - r.here.begin)});
+    }
+  }
+  return found;
+}
+
+/// The stretches of `part` of a block that rank `tensor_rank` of a tensor-parallel group counts, in order.
+inline std::vector<range> counted_ranges(parameter_map const& map, range part, int tensor_rank) {
+  std::vector<range> found;
+  for (auto const& p : map) {
     auto const shared = intersection(p.where(), part);
-    if (!shared.empty()) found.push_back({&p, shared, shared.begin - p.offset});
+    if (shared.empty() || !counts(p, tensor_rank)) continue;
+    if (!found.empty() && found.back().end == shared.begin)
+      found.back().end = shared.end;
+    else
+      found.push_back(shared);
   }
   return found;
 }

@@ -36,15 +36,62 @@ constexpr initial_values normal_values(float deviation) noexcept {
   return {0, deviation};
 }
 
+/// What this rank holds of a parameter that the ranks of a tensor-parallel group share. By default: all of
+/// it, and nobody else has it.
+struct parameter_share {
+  int dimension = -1;          ///< The dimension that is cut; -1: none.
+  std::vector<range> pieces{}; ///< The stretches of it that this rank holds, in the order in which it does.
+  int copies = 1;              ///< Consecutive ranks of the group that hold the same elements.
+  /// The copies' gradients are summands, which must be added up (the values are `replicate`); otherwise each
+  /// copy's gradient is the whole one (`invariant`).
+  bool partial = false;
+};
+
+/// A stretch of adjacent elements of this rank's part of a parameter, which is adjacent in the whole as well.
+struct run {
+  range here;           ///< Within this rank's part.
+  index_t in_whole = 0; ///< Its first element's index within the whole parameter.
+};
+
 struct parameter {
   std::string name;
-  std::vector<index_t> shape;
+  std::vector<index_t> shape; ///< Of this rank's part, which is all of it unless `share` says otherwise.
   parameter_kind kind = parameter_kind::matrix;
   initial_values start;
   index_t offset = 0; ///< First element within the unit's block.
-  index_t size = 0;   ///< Elements.
+  index_t size = 0;   ///< Elements of this rank's part.
+  std::vector<index_t> whole_shape{};
+  parameter_share share{};
 
   constexpr range where() const noexcept { return {offset, offset + size}; }
+
+  /// Elements of the whole parameter.
+  constexpr index_t whole_size() const noexcept {
+    index_t count = 1;
+    for (auto extent : whole_shape) count *= extent;
+    return count;
+  }
+
+  /// Where the elements of this rank's part stand in the whole, in order.
+  std::vector<run> runs() const {
+    if (share.dimension < 0) return size == 0 ? std::vector<run>{} : std::vector<run>{{{0, size}, 0}};
+    auto const cut = static_cast<std::size_t>(share.dimension);
+    index_t outer = 1, inner = 1, at = 0;
+    for (std::size_t d = 0; d < cut; ++d) outer *= whole_shape[d];
+    for (auto d = cut + 1; d < whole_shape.size(); ++d) inner *= whole_shape[d];
+    std::vector<run> found;
+    for (index_t o = 0; o < outer; ++o)
+      for (auto const& piece : share.pieces) {
+        auto const length = piece.size() * inner, first = (o * whole_shape[cut] + piece.begin) * inner;
+        auto const joins = !found.empty() && found.back().in_whole + found.back().here.size() == first;
+        if (joins)
+          found.back().here.end += length;
+        else if (length > 0)
+          found.push_back({{at, at + length}, first});
+        at += length;
+      }
+    return found;
+  }
 };
 
 /// A stable number for a name (FNV-1a): the random stream of a parameter does not depend on where it stands.
@@ -60,29 +107,34 @@ class parameter_map {
 public:
   static constexpr index_t alignment = 32; // 64 bytes of the smallest storage type
 
-  /// Appends a parameter and returns its number. Throws size_error for an impossible shape, config_error for
-  /// a name that is already there.
-  std::size_t add(std::string name, std::vector<index_t> shape, parameter_kind kind, initial_values start,
-                  site where = site::here()) {
+  /// Appends a parameter of `whole_shape`, or this rank's share of it, and returns its number. Throws
+  /// size_error for an impossible shape or share, config_error for a name that is already there.
+  std::size_t add(std::string name, std::vector<index_t> whole_shape, parameter_kind kind,
+                  initial_values start, parameter_share share = {}, site where = site::here()) {
     for (auto const& known : parameters_)
       if (known.name == name) throw config_error("E-layout-002", where, "two parameters are named ", name);
+    auto const shape = part_of(whole_shape, share, name, where);
     index_t size = 1;
+    for (auto extent : whole_shape) size = element_count<2>({size, extent}, where);
+    size = 1;
     for (auto extent : shape) size = element_count<2>({size, extent}, where);
     if (size > std::numeric_limits<index_t>::max() - alignment - block_size_)
       throw size_error("E-layout-003", where, "the parameter ", name, " of ", size, " elements and the ",
                        block_size_, " before it make a block of more than 2^63 - 1");
-    parameters_.push_back({static_cast<std::string&&>(name), static_cast<std::vector<index_t>&&>(shape), kind,
-                           start, block_size_, size});
+    parameters_.push_back({static_cast<std::string&&>(name), shape, kind, start, block_size_, size,
+                           static_cast<std::vector<index_t>&&>(whole_shape),
+                           static_cast<parameter_share&&>(share)});
     block_size_ += (size + alignment - 1) / alignment * alignment;
     return parameters_.size() - 1;
   }
 
   /// As `add`, but begins where the last parameter ends, without a gap: a row block of a packed matrix that
   /// keeps a name of its own.
-  std::size_t add_joined(std::string name, std::vector<index_t> shape, parameter_kind kind,
-                         initial_values start, site where = site::here()) {
+  std::size_t add_joined(std::string name, std::vector<index_t> whole_shape, parameter_kind kind,
+                         initial_values start, parameter_share share = {}, site where = site::here()) {
     auto const number =
-        add(static_cast<std::string&&>(name), static_cast<std::vector<index_t>&&>(shape), kind, start, where);
+        add(static_cast<std::string&&>(name), static_cast<std::vector<index_t>&&>(whole_shape), kind, start,
+            static_cast<parameter_share&&>(share), where);
     if (number == 0) return number;
     auto& p = parameters_[number];
     p.offset = parameters_[number - 1].where().end;
@@ -105,6 +157,27 @@ public:
   }
 
 private:
+  static std::vector<index_t> part_of(std::vector<index_t> const& whole, parameter_share const& share,
+                                      std::string const& name, site where) {
+    auto part = whole;
+    if (share.copies < 1 || share.dimension >= static_cast<int>(whole.size()))
+      throw size_error("E-layout-004", where, "the parameter ", name, " of ", whole.size(),
+                       " dimensions is cut along dimension ", share.dimension, " and held by ", share.copies,
+                       " ranks; name one of its dimensions, and 1 rank or more");
+    if (share.dimension < 0) return part;
+    auto& extent = part[static_cast<std::size_t>(share.dimension)];
+    auto const all = extent;
+    extent = 0;
+    for (auto const& piece : share.pieces) {
+      if (piece.begin < 0 || piece.end < piece.begin || piece.end > all)
+        throw size_error("E-layout-004", where, "the parameter ", name, " has ", all, " along dimension ",
+                         share.dimension, "; the piece from ", piece.begin, " to ", piece.end,
+                         " does not lie within it");
+      extent += piece.size();
+    }
+    return part;
+  }
+
   std::vector<parameter> parameters_;
   index_t block_size_ = 0;
 };
