@@ -67,6 +67,21 @@ T reduced_at(int ranks, index_t i, reduction operation) {
   }
   return static_cast<T>(sum);
 }
+/// The contract of binary_tree as its definition: the tree over `n` ranks from rank r on.
+template <class T>
+std::conditional_t<storage_scalar<T>, float, T> tree_at(int r, int n, index_t i) {
+  using wide = std::conditional_t<storage_scalar<T>, float, T>;
+  if (n == 1) return static_cast<wide>(value<T>(r, i));
+  int h = 1;
+  while (2 * h < n) h *= 2;
+  return static_cast<wide>(tree_at<T>(r, h, i) + tree_at<T>(r + h, n - h, i));
+}
+template <class T>
+std::vector<T> reduced_as_tree(int ranks, index_t n) {
+  std::vector<T> v(at(n));
+  for (index_t i = 0; i < n; ++i) v[at(i)] = static_cast<T>(tree_at<T>(0, ranks, i));
+  return v;
+}
 template <class T>
 std::vector<T> reduced(int ranks, index_t n, reduction operation) {
   std::vector<T> v(at(n));
@@ -150,6 +165,44 @@ TEST_CASE("all_reduce in rank order has the bits of the loop over ranks, in plac
         }
       CHECK(c.all_reduce(value<T>(c.rank(), 5)) == reduced_at<T>(c.size(), 5, reduction::sum));
     });
+  });
+}
+
+TEST_CASE("sums as a binary tree have the bits of its definition; maxima and minima know no order") {
+  model::run([](auto& c) {
+    for_reduced_types([&]<class T>(T) {
+      comm::reduce_options how{.order = summation::binary_tree};
+      for (auto n : sizes) {
+        auto const expected = reduced_as_tree<T>(c.size(), n);
+        auto const mine = values<T>(c.rank(), n);
+        auto in_place = mine;
+        std::vector<T> later(at(n)), most(at(n));
+        c.all_reduce(std::span(in_place), how);
+        c.start_all_reduce(std::span(later), mine, how).wait();
+        CHECK(same_bits(in_place, expected));
+        CHECK(same_bits(later, expected));
+        auto const counts = uneven(c.size(), n);
+        auto const begin = begin_of(counts, c.rank()), length = counts[at(c.rank())];
+        std::vector<T> part(at(length));
+        c.reduce_scatter_v(std::span(part), mine, counts, how);
+        CHECK(
+            same_bits(std::span<T const>(part), std::span<T const>(expected).subspan(at(begin), at(length))));
+        c.all_reduce(std::span(most), mine, {.operation = reduction::max, .order = summation::binary_tree});
+        CHECK(same_bits(most, reduced<T>(c.size(), n, reduction::max)));
+      }
+    });
+  });
+}
+
+TEST_CASE("as a binary tree, ranks that added aligned pairs beforehand get the bits of twice as many ranks") {
+  model::run([](auto& c) {
+    for (auto n : {index_t{1}, index_t{257}, index_t{5003}}) {
+      std::vector<float> pairs(at(n));
+      for (index_t i = 0; i < n; ++i)
+        pairs[at(i)] = value<float>(2 * c.rank(), i) + value<float>(2 * c.rank() + 1, i);
+      c.all_reduce(std::span(pairs), {.order = summation::binary_tree});
+      CHECK(same_bits(pairs, reduced_as_tree<float>(2 * c.size(), n)));
+    }
   });
 }
 

@@ -29,7 +29,12 @@ enum class reduction : std::uint8_t { sum, max, min };
 /// once. The same bits on every model and in every run. native: the message passing library's own reduction:
 /// one call, an order and a rounding of its choice, no overflow check. `self` and `threads` have no such
 /// library; there it is rank_order.
-enum class summation : std::uint8_t { rank_order, native };
+/// binary_tree: as rank_order, but floating-point sums over n ranks are tree(0, n), where tree(r, 1) is what
+/// rank r has and tree(r, n) = tree(r, h) + tree(r + h, n - h) with h the largest power of two below n:
+/// ((0+1)+(2+3)) + ((4+5)+6) for seven. So ranks may add aligned pairs beforehand, in the same way: 8 values
+/// on 8 ranks, on 4 ranks that each keep the fp32 sum of two, or on one that adds them all give the same
+/// bits.
+enum class summation : std::uint8_t { rank_order, native, binary_tree };
 
 struct reduce_options {
   reduction operation = reduction::sum;
@@ -64,7 +69,8 @@ constexpr char const* name_of(reduction operation) noexcept {
   return names[static_cast<int>(operation)];
 }
 constexpr char const* name_of(summation order) noexcept {
-  return order == summation::native ? "native" : "rank_order";
+  constexpr char const* names[] = {"rank_order", "native", "binary_tree"};
+  return names[static_cast<int>(order)];
 }
 
 /// What reductions take: the storage types, double, and integers other than bool.

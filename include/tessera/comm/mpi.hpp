@@ -8,12 +8,12 @@
 ///     }
 ///
 /// With `mpi_options{.device_buffers = true}` messages may also be device_spans: the library, which must be
-/// CUDA-aware, moves them itself. Only its own calls go there (no rank_order, no reductions of 16-bit types,
-/// no start_X at the checked level: the host would have to touch the data), and the caller sees to it that
-/// the compute stream has finished writing (`ex.synchronize()`) before it calls.
+/// CUDA-aware, moves them itself. Only its own calls go there (no fixed order of sums, no reductions of
+/// 16-bit types, no start_X at the checked level: the host would have to touch the data), and the caller sees
+/// to it that the compute stream has finished writing (`ex.synchronize()`) before it calls.
 ///
-/// Cost: one MPI call each, except reductions in rank_order (two; one up to 2 KiB) and communicators that are
-/// checked (one more) or have a stall limit (non-blocking calls and polling). Counts are 64-bit (MPI-4).
+/// Cost: one MPI call each, except reductions in a fixed order (two; one up to 2 KiB) and communicators that
+/// are checked (one more) or have a stall limit (non-blocking calls and polling). Counts are 64-bit (MPI-4).
 #ifndef TESSERA_COMM_MPI_HPP
 #define TESSERA_COMM_MPI_HPP
 

@@ -10,24 +10,25 @@
 ///
 /// Order. Calls run in a stream of their own, in the order in which they were made: each after what `ex` had
 /// been given when the call was made. wait() orders the stream of `ex` after the call. The host waits where
-/// it must see something: messages in host memory, barriers, sums of integers in rank_order (overflow), the
-/// checked level, and, since somebody has to watch, every wait() of a communicator with a stall limit.
+/// it must see something: messages in host memory, barriers, sums of integers in a fixed order (overflow),
+/// the checked level, and, since somebody has to watch, every wait() of a communicator with a stall limit.
 /// test() asks and never waits. Without checks and limit, calls on device memory can be captured in a graph.
 ///
 /// Sums. rank_order: exchanged in the storage type and added by a kernel, rank 0 first, in fp32: the same
-/// bits as on every other communicator. native: ncclAllReduce and its kin; NCCL chooses ring, tree or
-/// switch by size and machine, and with it the order of additions; 16-bit floats are added pair by pair,
-/// in fp32 or in the storage type, and rounded each time a partial sum is stored; a NaN may be lost in maxima
-/// and minima; integers wrap. NCCL has no 16-bit integers: those are always added in rank_order.
+/// bits as on every other communicator. binary_tree: the same, added by another kernel. native: ncclAllReduce
+/// and its kin; NCCL chooses ring, tree or switch by size and machine, and with it the order of additions;
+/// 16-bit floats are added pair by pair, in fp32 or in the storage type, and rounded each time a partial sum
+/// is stored; a NaN may be lost in maxima and minima; integers wrap. NCCL has no 16-bit integers: those are
+/// always added in rank_order.
 ///
 /// Messages (send, receive) have no tags in NCCL. Requests for messages go out together when one of them is
 /// waited for or tested, or with the next blocking message; those that go out together are matched by tag,
 /// otherwise the order of a pair of ranks must be the same on both sides. Checked communicators find tags,
 /// types and lengths that differ. Messages and collectives share one stream: use a split where they cross.
 ///
-/// Cost of device calls: one NCCL call or group each; rank_order two and a kernel (one up to 2 KiB). A stall
-/// limit puts NCCL in its non-blocking mode, some 10 us a call. Needs the kernels of comm/cuda/nccl.cuh,
-/// compiled once in the program by nvcc for each type that is reduced.
+/// Cost of device calls: one NCCL call or group each; a fixed order of sums two and a kernel (one up to 2
+/// KiB). A stall limit puts NCCL in its non-blocking mode, some 10 us a call. Needs the kernels of
+/// comm/cuda/nccl.cuh, compiled once in the program by nvcc for each type that is reduced.
 ///
 /// Exists under TESSERA_WITH_NCCL.
 #ifndef TESSERA_COMM_NCCL_HPP

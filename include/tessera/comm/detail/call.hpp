@@ -41,13 +41,14 @@ constexpr bool is_integer(element type) noexcept {
   return type >= element::i8;
 }
 
-/// Reduces `n` elements of `ranks` pieces, `stride` elements apart, in rank order.
+/// Reduces `n` elements of `ranks` pieces, `stride` elements apart, in rank order or as a binary tree.
 struct combine_step {
   void* out = nullptr;
   void const* pieces = nullptr;
   index_t n = 0, stride = 0;
   int ranks = 1;
   reduction operation = reduction::sum;
+  summation order = summation::rank_order;
   site where{};
 };
 /// `space` is what the transport computes with: the host needs none. False: integer overflow.
@@ -67,7 +68,7 @@ struct call {
   int root = -1;                       // or the peer of send and receive
   int tag = -1;
   reduction operation = reduction::sum;
-  summation order = summation::native; // rank_order in reductions that ask for it
+  summation order = summation::native; // another one in reductions that ask for it
   combine_function combine = nullptr;
   bool on_device = false; // both buffers are in memory that the host does not reach
   site where{};
@@ -75,6 +76,8 @@ struct call {
   bool reduces() const noexcept {
     return what == collective::reduce || what == collective::all_reduce || what == collective::reduce_scatter;
   }
+  /// Whether the order of its sum is the same everywhere, and the library's own reduction will not do.
+  bool fixes_order() const noexcept { return order != summation::native; }
   bool is_point_to_point() const noexcept { return what == collective::send || what == collective::receive; }
   bool has_own_counts() const noexcept { return what == collective::all_to_all && in_counts != nullptr; }
 };

@@ -330,7 +330,7 @@ private:
     one.at = stage::data;
     auto const& c = one.request;
     auto step = transfer_of(c);
-    if (!one.in_rank_order()) {
+    if (!one.in_fixed_order()) {
       if (needs_staging(c)) { // a native reduction into its own input
         step.out = room(one.staged, c.out_items * bytes_of(c.type), account(), c.where);
         one.delivers = true;

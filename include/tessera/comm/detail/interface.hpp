@@ -35,8 +35,9 @@ public:
   traffic_meter const& meter() const noexcept { return engine_->meter; }
   /// What this communicator itself holds: memory for exchanges, kept from call to call.
   memory_meter const& memory() const noexcept { return engine_->memory; }
-  /// An upper bound of the memory that one all_reduce, reduce or reduce_scatter of n T in rank_order keeps at
-  /// the unchecked level; calls one after another share it, requests in flight at once have one each.
+  /// An upper bound of the memory that one all_reduce, reduce or reduce_scatter of n T in rank_order or
+  /// binary_tree keeps at the unchecked level; calls one after another share it, requests in flight at once
+  /// have one each.
   template <reducible_scalar R>
   static constexpr index_t scratch_bytes(index_t n, int ranks) noexcept {
     constexpr auto item = static_cast<index_t>(sizeof(R));
@@ -217,7 +218,7 @@ private:
   [[gnu::always_inline]] void block(call const& c) {
     if constexpr (Engine::direct)
       if (!c.on_device && engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
-          !(c.reduces() && c.order == summation::rank_order)) {
+          !(c.reduces() && c.fixes_order())) {
         meter_call(c);
         return engine_->run(c);
       }

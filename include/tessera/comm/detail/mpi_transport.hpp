@@ -142,8 +142,7 @@ public:
                          " in device memory: ", why, "; use comm::nccl, or host memory");
     };
     if (!device_buffers_) refuse("this communicator was made without mpi_options{.device_buffers = true}");
-    if (c.reduces() && c.order == summation::rank_order)
-      refuse("MPI adds in its own order there: ask for summation::native");
+    if (c.reduces() && c.fixes_order()) refuse("MPI adds in its own order there: ask for summation::native");
     if (c.reduces() && (c.type == element::bf16 || c.type == element::fp16))
       refuse("MPI cannot add 16-bit floating-point numbers there");
     if (wants_host)

@@ -187,8 +187,8 @@ private:
       messages_.push_back(&one);
       return;
     }
-    if (c.reduces() && (c.order == summation::rank_order || !nccl_adds(c.type)))
-      put_in_rank_order(one);
+    if (c.reduces() && (c.fixes_order() || !nccl_adds(c.type)))
+      put_in_fixed_order(one);
     else
       put_natively(one);
     c.in_counts = c.out_counts = nullptr; // the caller's no longer
@@ -225,7 +225,7 @@ private:
     link_->copy(c.out, step.out, c.out_items * item, c.where);
   }
 
-  void put_in_rank_order(op& one) {
+  void put_in_fixed_order(op& one) {
     auto const& c = one.request;
     if (size() == 1) return link_->copy(c.out, c.in, c.in_items * bytes_of(c.type), c.where);
     rank_order_steps const steps{c, rank(), size()};

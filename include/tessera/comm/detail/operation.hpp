@@ -1,5 +1,6 @@
 /// How a call is carried out over a transport, written once for all models: signatures compared, buffers
-/// guarded, rank_order as exchange, sum and collect, and the order in which steps of several calls may go.
+/// guarded, a fixed order of sums as exchange, sum and collect, and the order in which steps of several calls
+/// may go.
 #ifndef TESSERA_COMM_DETAIL_OPERATION_HPP
 #define TESSERA_COMM_DETAIL_OPERATION_HPP
 
@@ -165,9 +166,7 @@ struct operation {
     lent = {};
     next = nullptr;
   }
-  bool in_rank_order() const noexcept {
-    return request.reduces() && (request.order == summation::rank_order || !T::reduces);
-  }
+  bool in_fixed_order() const noexcept { return request.reduces() && (request.fixes_order() || !T::reduces); }
 };
 
 /// The tables of an operation, in elements of index_t: what each rank gets of me and I of each; the caller's

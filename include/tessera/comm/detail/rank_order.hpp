@@ -1,5 +1,5 @@
-/// A reduction in rank_order as two exchanges with a sum between them, for transports of any memory: each
-/// rank adds up one slice, or, where the vector is short, all of it.
+/// A reduction in rank_order or as a binary_tree: two exchanges with a sum between them, for transports of
+/// any memory. Each rank adds up one slice, or, where the vector is short, all of it.
 #ifndef TESSERA_COMM_DETAIL_RANK_ORDER_HPP
 #define TESSERA_COMM_DETAIL_RANK_ORDER_HPP
 
@@ -13,7 +13,7 @@ constexpr index_t slice_begin(index_t n, int ranks, int rank) noexcept {
   return n / ranks * rank + (rank < extra ? rank : extra);
 }
 
-/// Up to here an all_reduce in rank_order sends whole vectors to all, one message instead of two.
+/// Up to here an all_reduce in a fixed order sends whole vectors to all, one message instead of two.
 inline constexpr index_t whole_vector_bytes = 2048;
 
 /// What rank `rank` does in the call `c`.
@@ -60,6 +60,7 @@ struct rank_order_steps {
     else if (c.what != collective::reduce_scatter && !whole())
       step.out = at(c.out, slice_begin(c.in_items, ranks, rank) * bytes_of(c.type));
     step.operation = c.operation;
+    step.order = c.order;
     step.where = c.where;
     return step;
   }
