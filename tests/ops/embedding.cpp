@@ -37,7 +37,7 @@ TEST_CASE_TEMPLATE("embedding adds the token's row and the position's", T, float
             expected(b * s.length + t, i) =
                 T(static_cast<float>(table(tokens(b, t), i)) + static_cast<float>(positions(first + t, i)));
           }
-      ops::embedding(ex, out.view(), tokens, table, positions, {.first_position = first});
+      ops::embedding(ex, out.view(), tokens, table, positions, {.positions = {.first = first}});
       CHECK(bits(out) == bits(expected));
       ops::embedding(ex, out.view(), tokens, table, {});
       CHECK(bits(out) == bits(plain));
@@ -69,9 +69,10 @@ TEST_CASE_TEMPLATE("embedding_backward sums each token's and each position's row
             table[static_cast<std::size_t>(tokens(b, t) * s.width + i)] += d;
             positions[static_cast<std::size_t>((first + t) * s.width + i)] += d;
           }
-      ops::embedding_backward(
-          ex, d_table.view(), d_positions.view(), d_out.view(), tokens,
-          {.accumulate_table = accumulate, .accumulate_positions = accumulate, .first_position = first});
+      ops::embedding_backward(ex, d_table.view(), d_positions.view(), d_out.view(), tokens,
+                              {.accumulate_table = accumulate,
+                               .accumulate_positions = accumulate,
+                               .positions = {.first = first}});
       CHECK(reference::max_relative_error(d_table, table) < reference::tolerance<G>());
       CHECK(reference::max_relative_error(d_positions, positions) < reference::tolerance<G>());
     }
@@ -117,7 +118,7 @@ TEST_CASE("a token or a position that does not exist is named") {
   tokens(1, 2) = 0;
   for (index_t first : {index_t{1}, index_t{-1}, INT64_MAX})
     CHECK(test::error_of<size_error>([&] {
-            ops::embedding(ex, out.view(), tokens, table, positions, {.first_position = first});
+            ops::embedding(ex, out.view(), tokens, table, positions, {.positions = {.first = first}});
           }).id == "E-ops-010");
   tensor<float, 2> narrow_positions({3, 3});
   CHECK(test::error_of<size_error>([&] {

@@ -38,7 +38,7 @@ TEST_CASE_TEMPLATE("rotary turns each pair by its angle, forwards and backwards"
         for (auto inverse : {false, true}) {
           auto x = reference::normal<T, 4>(sizes, 1);
           auto const expected = exact_rotary(x, theta, first, inverse);
-          ops::rotary(ex, x.view(), {.theta = theta, .first_position = first, .inverse = inverse});
+          ops::rotary(ex, x.view(), {.theta = theta, .positions = {.first = first}, .inverse = inverse});
           CHECK(reference::max_relative_error(x, expected) < reference::tolerance<T>());
         }
 }
@@ -63,7 +63,8 @@ TEST_CASE("decoding token by token turns as the whole sequence does") {
   auto whole = reference::normal<float, 4>({1, 9, 2, 6}, 1),
        parts = reference::normal<float, 4>({1, 9, 2, 6}, 1);
   ops::rotary(ex, whole.view());
-  for (index_t t = 0; t < 9; ++t) ops::rotary(ex, parts.view().slice(1, t, t + 1), {.first_position = t});
+  for (index_t t = 0; t < 9; ++t)
+    ops::rotary(ex, parts.view().slice(1, t, t + 1), {.positions = {.first = t}});
   CHECK(bits(parts) == bits(whole));
 }
 
@@ -79,7 +80,7 @@ TEST_CASE("rotary refuses odd heads, negative positions and an impossible theta"
   exec::host ex({.threads = 1});
   tensor<float, 4> odd({1, 2, 1, 3}), x({1, 2, 1, 4});
   CHECK(test::error_of<size_error>([&] { ops::rotary(ex, odd.view()); }).id == "E-ops-007");
-  CHECK(test::error_of<size_error>([&] { ops::rotary(ex, x.view(), {.first_position = -1}); }).id ==
+  CHECK(test::error_of<size_error>([&] { ops::rotary(ex, x.view(), {.positions = {.first = -1}}); }).id ==
         "E-ops-008");
   CHECK(test::error_of<config_error>([&] { ops::rotary(ex, x.view(), {.theta = 0}); }).id == "E-ops-009");
   auto const gaps = view<float, 4>(x.data(), {1, 1, 1, 4}, {8, 8, 8, 2});

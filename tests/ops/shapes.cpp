@@ -67,6 +67,7 @@ TEST_CASE("every operation's header stands in the catalog, and the catalog names
     if (entry.path().extension() == ".hpp") headers.insert(entry.path().stem().string());
   headers.erase("elementary"); // functions of one float
   headers.erase("shapes");     // checks
+  headers.erase("token_positions");
   for (auto const& operation : catalog::operations) described.insert(std::string(operation.header));
   CHECK(headers == described);
 }

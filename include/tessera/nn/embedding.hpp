@@ -53,7 +53,7 @@ public:
                        "; shorten it or make the model with a larger sequence_length");
     s.hidden = activations.template take<T, 2>({shape.tokens(), table_.columns});
     ops::embedding(ex, s.hidden, s.tokens, table_.matrix<memory>(lent.weights),
-                   positions_.matrix<memory>(lent.weights), {.first_position = s.first_position});
+                   positions_.matrix<memory>(lent.weights), {.positions = {.first = s.first_position}});
     if (drops(p)) ops::dropout(ex, s.hidden, s.hidden, detail::dropout_of(dropout_, 0, shape, p));
   }
 

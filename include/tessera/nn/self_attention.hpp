@@ -149,7 +149,7 @@ private:
   void rotate(Ex& ex, matrix packed, batch_shape shape, index_t first_position, bool inverse) const {
     if (rotary_theta_ > 0)
       ops::rotary(ex, heads_of(packed, shape, 0, heads_ + key_heads_),
-                  {.theta = rotary_theta_, .first_position = first_position, .inverse = inverse});
+                  {.theta = rotary_theta_, .positions = {.first = first_position}, .inverse = inverse});
   }
 
   void append(Ex& ex, view<T, 3, memory> cache, by_head rows, index_t first_position) const {

@@ -13,21 +13,22 @@
 #include <tessera/core/scalar.hpp>
 #include <tessera/exec/space.hpp>
 #include <tessera/ops/shapes.hpp>
+#include <tessera/ops/token_positions.hpp>
 
 namespace tessera::inline TESSERA_ABI::ops {
 
 struct rotary_options {
-  float theta = 10000;        ///< Base of the wavelengths.
-  index_t first_position = 0; ///< Position of x(:, 0, :, :); of the next token when decoding with a cache.
-  bool inverse = false;       ///< Turn back: the gradient of the forward.
+  float theta = 10000;            ///< Base of the wavelengths.
+  token_positions positions = {}; ///< Of x(:, t, :, :); when decoding with a cache, they go on behind it.
+  bool inverse = false;           ///< Turn back: the gradient of the forward.
 };
 
 /// One implementation a backend: `run(ex, x, options, where)`.
 template <class Backend>
 struct rotary_on;
 
-/// Throws size_error where D is odd, the last stride is not 1 or first_position is negative; config_error for
-/// a theta that is not positive.
+/// Throws size_error where D is odd, the last stride is not 1, or positions are negative or occur twice;
+/// config_error for a theta that is not positive.
 template <exec::space Ex, storage_scalar T>
 void rotary(Ex& ex, view<T, 4, typename Ex::memory> x, rotary_options options = {},
             site where = site::here()) {
@@ -35,9 +36,9 @@ void rotary(Ex& ex, view<T, 4, typename Ex::memory> x, rotary_options options = 
   if (x.extent(3) % 2 != 0)
     throw size_error("E-ops-007", where, "rotary: heads have ", x.extent(3),
                      " elements, need an even number");
-  if (options.first_position < 0)
-    throw size_error("E-ops-008", where, "rotary: first_position is ", options.first_position,
-                     ", must not be negative");
+  if (!options.positions.fit(x.extent(1), (std::numeric_limits<index_t>::max)()))
+    throw size_error("E-ops-008", where, "rotary: the tokens stand at ", options.positions.text(x.extent(1)),
+                     ", must count from 0, each position once");
   if (!(options.theta > 0))
     throw config_error("E-ops-009", where, "rotary: theta is ", options.theta, ", must be positive");
   rotary_on<typename Ex::backend>::run(ex, x, options, where);

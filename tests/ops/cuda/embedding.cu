@@ -45,11 +45,11 @@ TEST_CASE_TEMPLATE("embedding on CUDA gives the host's bits", T, float, bf16, fp
       on_device<T, 2> device_table(ex, table, where), device_positions(ex, positions, where);
       for (index_t first : {index_t{0}, s.positions - s.length}) {
         tensor<T, 2> expected({s.batch * s.length, s.width}), plain({s.batch * s.length, s.width});
-        ops::embedding(host, expected.view(), tokens, table, positions, {.first_position = first});
+        ops::embedding(host, expected.view(), tokens, table, positions, {.positions = {.first = first}});
         ops::embedding(host, plain.view(), tokens, table, {});
         on_device<T, 2> out(ex, expected.extents(), where);
         ops::embedding(ex, out.view(), device_tokens, device_table, device_positions,
-                       {.first_position = first});
+                       {.positions = {.first = first}});
         CHECK(bits(out.read(ex)) == bits(expected));
         ops::embedding(ex, out.view(), device_tokens, device_table, none<T const>());
         CHECK(bits(out.read(ex)) == bits(plain));
@@ -82,7 +82,7 @@ TEST_CASE_TEMPLATE("embedding_backward on CUDA gives the host's bits and float64
         on_device<G, 2> device_table(ex, d_table, where), device_positions(ex, d_positions, where);
         ops::embedding_backward_options const options{.accumulate_table = accumulate,
                                                       .accumulate_positions = accumulate,
-                                                      .first_position = s.positions - s.length};
+                                                      .positions = {.first = s.positions - s.length}};
         ops::embedding_backward(ex, device_table.view(), device_positions.view(), device_d_out.view(),
                                 device_tokens, options);
         ops::embedding_backward(host, d_table.view(), d_positions.view(), d_out.view(), tokens, options);

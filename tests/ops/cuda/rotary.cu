@@ -36,10 +36,10 @@ TEST_CASE_TEMPLATE("rotary on CUDA turns each pair by its angle, wherever it sta
        {extents<4>{0, 3, 2, 4}, {2, 0, 1, 8}, {1, 1, 1, 2}, {2, 7, 3, 6}, {2, 9, 3, 16}, {1, 3, 2, 64}})
     for (test::placement where : {test::placement{}, {.offset = 1}, {.gap = 8}, {.offset = 2, .gap = 3}})
       for (auto inverse : {false, true}) {
-        ops::rotary_options const options{.first_position = inverse ? 5 : 0, .inverse = inverse};
+        ops::rotary_options const options{.positions = {.first = inverse ? 5 : 0}, .inverse = inverse};
         auto x = reference::normal<T, 4>(sizes, 1);
         on_device<T, 4> on(ex, x, where);
-        auto const expected = exact_rotary(x, 10000, options.first_position, inverse);
+        auto const expected = exact_rotary(x, 10000, options.positions.first, inverse);
         ops::rotary(ex, on.view(), options);
         ops::rotary(host, x.view(), options);
         auto const got = on.read(ex);
@@ -72,12 +72,12 @@ TEST_CASE("positions beyond the table make a larger one, and known ones take no 
   auto const x = reference::normal<float, 4>({1, 4, 1, 8}, 1);
   for (index_t first : {0, 100, 3}) {
     on_device<float, 4> on(ex, x);
-    ops::rotary(ex, on.view(), {.theta = 500000, .first_position = first});
+    ops::rotary(ex, on.view(), {.theta = 500000, .positions = {.first = first}});
     CHECK(reference::max_relative_error(on.read(ex), exact_rotary(x, 500000, first, false)) < 1e-5);
   }
   auto const allocations = ex.scratch().allocations();
   on_device<float, 4> on(ex, x);
-  ops::rotary(ex, on.view(), {.theta = 500000, .first_position = 50});
+  ops::rotary(ex, on.view(), {.theta = 500000, .positions = {.first = 50}});
   ex.synchronize();
   CHECK(ex.scratch().allocations() == allocations);
 }

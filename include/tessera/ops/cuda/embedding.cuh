@@ -32,24 +32,27 @@ struct matrix_rows {
 template <storage_scalar T>
 TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
     embedding_kernel(matrix_rows<T> out, view<std::int32_t const, 2, cuda_memory> tokens,
-                     matrix_rows<T const> table, matrix_rows<T const> positions, index_t first_position,
-                     index_t classes, index_t width, fault_flag flag) {
+                     matrix_rows<T const> table, detail::token_slice slice, matrix_rows<T const> positions,
+                     token_positions places, index_t width, fault_flag flag) {
   constexpr int n = exec::pack_size<T>;
   auto const row = index_t{blockIdx.x} * embedding_rows + threadIdx.y;
   if (row >= tokens.size()) return;
   auto const t = row % tokens.extent(1);
   auto const token = *tokens.address(row / tokens.extent(1), t);
-  auto const known = token >= 0 && token < classes;
+  auto const known = slice.has_token(token);
+  auto const at = slice.row(token);
   if (!known && threadIdx.x == 0) flag.raise(row, token);
+  // What a token of another slice embeds to, and what is none: NaN.
+  auto const elsewhere = known ? 0.0f : std::bit_cast<float>(0x7fc00000u);
   for (auto column = index_t{threadIdx.x} * n; column < width; column += embedding_lanes * n) {
     auto const count = width - column;
     float value[n];
 #pragma unroll
-    for (int i = 0; i < n; ++i) value[i] = std::bit_cast<float>(0x7fc00000u); // what no token embeds to: NaN
-    if (known) exec::load_part(value, table.at(token, column), count, table.aligned);
+    for (int i = 0; i < n; ++i) value[i] = elsewhere;
+    if (at >= 0) exec::load_part(value, table.at(at, column), count, table.aligned);
     if (positions.data != nullptr) {
       float position[n];
-      exec::load_part(position, positions.at(first_position + t, column), count, positions.aligned);
+      exec::load_part(position, positions.at(places(t), column), count, positions.aligned);
 #pragma unroll
       for (int i = 0; i < n; ++i) value[i] += position[i];
     }
@@ -57,17 +60,18 @@ TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
   }
 }
 
-/// What is sorted: each row's token (`classes` for one that is none) and its number.
+/// What is sorted: each row's token, counted from the slice's first (`classes` for one outside), and its
+/// number.
 template <std::unsigned_integral Key>
 TESSERA_KERNEL void __launch_bounds__(256)
     token_keys_kernel(Key* keys, std::int32_t* rows, view<std::int32_t const, 2, cuda_memory> tokens,
-                      std::uint32_t classes, fault_flag flag) {
+                      detail::token_slice slice, fault_flag flag) {
   auto const row = index_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= tokens.size()) return;
   auto const token = *tokens.address(row / tokens.extent(1), row % tokens.extent(1));
-  auto const known = token >= 0 && static_cast<Key>(token) < classes;
-  if (!known) flag.raise(row, token);
-  keys[row] = known ? static_cast<Key>(token) : classes;
+  if (!slice.has_token(token)) flag.raise(row, token);
+  auto const at = slice.row(token);
+  keys[row] = static_cast<Key>(at >= 0 ? at : slice.rows);
   rows[row] = static_cast<std::int32_t>(row);
 }
 
@@ -100,14 +104,16 @@ struct rows_of_token {
 
 /// Those of its position, one of each sample.
 struct rows_of_position {
-  index_t samples, length, first_position;
+  index_t samples, length;
+  token_positions places;
 
   __device__ index_t begin(index_t) const { return 0; }
   __device__ index_t end(index_t position) const {
-    auto const t = position - first_position;
-    return t >= 0 && t < length ? samples : 0;
+    return places.token_at(position, length) >= 0 ? samples : 0;
   }
-  __device__ index_t row(index_t k, index_t position) const { return k * length + position - first_position; }
+  __device__ index_t row(index_t k, index_t position) const {
+    return k * length + places.token_at(position, length);
+  }
 };
 
 /// out[i] (+)= the sum of its rows of `in`, in their order: a warp for each i and each 32 packs of columns.
@@ -143,29 +149,29 @@ struct embedding_on<exec::cuda_backend> {
 
   template <exec::cuda_space Ex, storage_scalar T>
   static void forward(Ex& ex, device_view<T, 2> out, device_view<std::int32_t const, 2> tokens,
-                      device_view<T const, 2> table, device_view<T const, 2> positions,
-                      index_t first_position, site where) {
+                      device_view<T const, 2> table, detail::token_slice slice,
+                      device_view<T const, 2> positions, token_positions places, site where) {
     using namespace cuda_detail;
-    auto const classes = table.extent(0);
-    auto const flag = ex.template handle<faults>().expect(fault::token, classes, where, tokens.extent(1));
+    auto const flag =
+        ex.template handle<faults>().expect(fault::token, slice.vocabulary, where, tokens.extent(1));
     exec::launch(ex,
                  {.grid = exec::grid_of((tokens.size() + embedding_rows - 1) / embedding_rows),
                   .block = dim3(embedding_lanes, embedding_rows),
                   .where = where},
-                 embedding_kernel<T>, matrix_rows<T>(out), tokens, matrix_rows<T const>(table),
-                 matrix_rows<T const>(positions), first_position, classes, table.extent(1), flag);
+                 embedding_kernel<T>, matrix_rows<T>(out), tokens, matrix_rows<T const>(table), slice,
+                 matrix_rows<T const>(positions), places, table.extent(1), flag);
   }
 
   template <exec::cuda_space Ex, storage_scalar G, storage_scalar T>
-  static void backward(Ex& ex, device_view<G, 2> d_table, device_view<G, 2> d_positions,
-                       device_view<T const, 2> d_out, device_view<std::int32_t const, 2> tokens,
-                       embedding_backward_options const& options, site where) {
+  static void backward(Ex& ex, device_view<G, 2> d_table, detail::token_slice slice,
+                       device_view<G, 2> d_positions, device_view<T const, 2> d_out,
+                       device_view<std::int32_t const, 2> tokens, embedding_backward_options const& options,
+                       site where) {
     using namespace cuda_detail;
-    sum_rows(ex, d_table, d_out, sorted(ex, tokens, d_table.extent(0), where), options.accumulate_table,
-             where);
+    sum_rows(ex, d_table, d_out, sorted(ex, tokens, slice, where), options.accumulate_table, where);
     if (d_positions.data() != nullptr)
       sum_rows(ex, d_positions, d_out,
-               rows_of_position{tokens.extent(0), tokens.extent(1), options.first_position},
+               rows_of_position{tokens.extent(0), tokens.extent(1), options.positions},
                options.accumulate_positions, where);
   }
 
@@ -182,10 +188,11 @@ private:
   struct sorting;
 
   template <exec::cuda_space Ex>
-  static cuda_detail::rows_of_token sorted(Ex& ex, device_view<std::int32_t const, 2> tokens, index_t classes,
-                                           site where) {
+  static cuda_detail::rows_of_token sorted(Ex& ex, device_view<std::int32_t const, 2> tokens,
+                                           detail::token_slice slice, site where) {
     using namespace cuda_detail;
     auto const count = narrow<std::int32_t>(tokens.size(), where);
+    auto const classes = slice.rows;
     auto const limit = static_cast<std::uint32_t>(narrow<std::int32_t>(classes, where));
     auto* keys = take<keys_in, std::uint32_t>(ex, count, where);
     auto* keys_sorted = take<keys_out, std::uint32_t>(ex, count, where);
@@ -193,10 +200,10 @@ private:
     auto* rows_sorted = take<rows_out, std::int32_t>(ex, count, where);
     auto* first = take<starts, std::int32_t>(ex, classes + 1, where);
     if (count > 0) {
-      auto const flag =
-          ex.template handle<faults>().expect(fault::token_backward, classes, where, tokens.extent(1));
+      auto const flag = ex.template handle<faults>().expect(fault::token_backward, slice.vocabulary, where,
+                                                            tokens.extent(1));
       exec::launch(ex, {.grid = exec::grid_of((count + 255) / 256), .block = dim3(256), .where = where},
-                   token_keys_kernel<std::uint32_t>, keys, rows, tokens, limit, flag);
+                   token_keys_kernel<std::uint32_t>, keys, rows, tokens, slice, flag);
       auto const bits = static_cast<int>(std::bit_width(limit));
       std::size_t bytes = 0;
       auto const sort = [&](void* memory) {

@@ -60,13 +60,14 @@ inline constexpr int rotary_lanes = 32, rotary_tokens = 8;
 /// A token is turned by the lanes of a warp, N pairs each at a time.
 template <int N, storage_scalar T>
 TESSERA_KERNEL void __launch_bounds__(rotary_lanes* rotary_tokens)
-    rotary_kernel(view<T, 4, exec::cuda_memory> x, float const* table, index_t first_position, float sign) {
+    rotary_kernel(view<T, 4, exec::cuda_memory> x, float const* table, token_positions positions,
+                  float sign) {
   auto const sequence = x.extent(1), tokens = x.extent(0) * sequence, half = x.extent(3) / 2;
   auto const packs = static_cast<unsigned>(half / N), count = packs * static_cast<unsigned>(x.extent(2));
   for (auto token = index_t{blockIdx.x} * rotary_tokens + threadIdx.y; token < tokens;
        token += index_t{gridDim.x} * rotary_tokens) {
     auto const t = token % sequence;
-    auto const* cosines = table + (first_position + t) * 2 * half;
+    auto const* cosines = table + positions(t) * 2 * half;
     auto* at = x.data() + token / sequence * x.stride(0) + t * x.stride(1);
     for (auto i = static_cast<unsigned>(threadIdx.x); i < count; i += rotary_lanes) {
       auto const pair = index_t{i % packs} * N;
@@ -95,8 +96,8 @@ struct rotary_on<exec::cuda_backend> {
     auto const half = x.extent(3) / 2;
     // One count for both, so that lanes count in 32 bits.
     (void)narrow<std::int32_t>(x.extent(2) * half, where);
-    auto const positions = element_count<1>({options.first_position + x.extent(1)}, where);
-    auto const* table = ex.template handle<rotary_tables>().of(ex, options.theta, half, positions, where);
+    auto const* table = ex.template handle<rotary_tables>().of(ex, options.theta, half,
+                                                               options.positions.end(x.extent(1)), where);
     constexpr int n = exec::pack_size<T>;
     auto const whole = half % n == 0 && exec::aligned16(x.data(), x.stride(0)) &&
                        exec::aligned16(x.data(), x.stride(1)) && exec::aligned16(x.data(), x.stride(2));
@@ -104,7 +105,7 @@ struct rotary_on<exec::cuda_backend> {
                  {.grid = exec::grid_for(ex, x.extent(0) * x.extent(1), rotary_tokens),
                   .block = dim3(rotary_lanes, rotary_tokens),
                   .where = where},
-                 whole ? rotary_kernel<n, T> : rotary_kernel<1, T>, x, table, options.first_position,
+                 whole ? rotary_kernel<n, T> : rotary_kernel<1, T>, x, table, options.positions,
                  options.inverse ? -1.0f : 1.0f);
   }
 };

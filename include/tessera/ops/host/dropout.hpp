@@ -3,6 +3,8 @@
 #ifndef TESSERA_OPS_HOST_DROPOUT_HPP
 #define TESSERA_OPS_HOST_DROPOUT_HPP
 
+#include <algorithm>
+
 #include <tessera/ops/dropout.hpp>
 #include <tessera/ops/host/detail/loops.hpp>
 
@@ -10,19 +12,19 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct dropout_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T>
+  template <exec::host_space Ex, storage_scalar T, dropout_numbers Numbers>
   static void run(Ex& ex, view<T, 2> out, view<T const, 2> residual, view<T const, 2> in,
-                  dropout_mask const& mask) {
+                  dropout_mask<Numbers> const& mask) {
     host_detail::for_elements(ex, in.size(), [&](index_t begin, index_t end) {
-      for (; begin < end; begin += block) {
-        auto const count = end - begin < block ? end - begin : block;
+      for (index_t count = 0; begin < end; begin += count) {
+        auto const numbers = mask.numbers(begin);
+        count = std::min({end - begin, block, numbers.count});
         auto const *x = in.data() + begin,
                    *r = residual.data() == nullptr ? nullptr : residual.data() + begin;
         auto* y = out.data() + begin;
         std::uint32_t words[block + 4];
-        auto const index = mask.first_index + static_cast<std::uint64_t>(begin);
-        if (mask.probability > 0) fill(words, mask.random, index / 4);
-        auto const* bits = words + index % 4;
+        if (mask.probability > 0) fill(words, mask.random, numbers.index / 4);
+        auto const* bits = words + numbers.index % 4;
         if (mask.probability > 0 && r != nullptr) {
           TESSERA_SIMD()
           for (index_t i = 0; i < count; ++i)

@@ -13,39 +13,49 @@ template <>
 struct embedding_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T>
   static void forward(Ex& ex, view<T, 2> out, view<std::int32_t const, 2> tokens, view<T const, 2> table,
-                      view<T const, 2> positions, index_t first_position, site where) {
-    check("embedding", tokens, table.extent(0), where);
+                      detail::token_slice slice, view<T const, 2> positions, token_positions places,
+                      site where) {
+    check("embedding", tokens, slice, where);
     auto const length = tokens.extent(1), width = table.extent(1);
     host_detail::for_rows(ex, out.extent(0), width, [=](index_t row) {
       auto const t = row % length;
-      auto const* x = table.data() + tokens(row / length, t) * table.stride(0);
+      auto const at = slice.row(tokens(row / length, t));
       auto* y = out.data() + row * out.stride(0);
+      if (at < 0) { // another slice's
+        for (index_t i = 0; i < width; ++i)
+          y[i] = positions.data() == nullptr ? T(0.0f) : positions(places(t), i);
+        return;
+      }
+      auto const* x = table.data() + at * table.stride(0);
       if (positions.data() == nullptr) {
         for (index_t i = 0; i < width; ++i) y[i] = x[i];
         return;
       }
-      auto const* p = positions.data() + (first_position + t) * positions.stride(0);
+      auto const* p = positions.data() + places(t) * positions.stride(0);
       TESSERA_SIMD()
       for (index_t i = 0; i < width; ++i) store(y[i], static_cast<float>(x[i]) + static_cast<float>(p[i]));
     });
   }
 
   template <exec::host_space Ex, storage_scalar G, storage_scalar T>
-  static void backward(Ex& ex, view<G, 2> d_table, view<G, 2> d_positions, view<T const, 2> d_out,
-                       view<std::int32_t const, 2> tokens, embedding_backward_options const& options,
-                       site where) {
-    check("embedding_backward", tokens, d_table.extent(0), where);
+  static void backward(Ex& ex, view<G, 2> d_table, detail::token_slice slice, view<G, 2> d_positions,
+                       view<T const, 2> d_out, view<std::int32_t const, 2> tokens,
+                       embedding_backward_options const& options, site where) {
+    check("embedding_backward", tokens, slice, where);
     auto const rows = d_out.extent(0), length = tokens.extent(1), classes = d_table.extent(0),
                width = d_out.extent(1);
 
-    // Rows sorted by token, in their own order within a token: those of token v are order[first[v], first[v +
-    // 1]).
+    // Rows sorted by their token's row of the table, in their own order within it: those of row v are
+    // order[first[v], first[v + 1]).
     auto* first = ex.template handle<exec::scratch<starts>>().template take<index_t>(classes + 2, where);
     auto* order = ex.template handle<exec::scratch<sorted>>().template take<index_t>(rows, where);
     for (index_t v = 0; v < classes + 2; ++v) first[v] = 0;
-    for (index_t row = 0; row < rows; ++row) ++first[tokens(row / length, row % length) + 2];
+    auto const class_of = [=](index_t row) { return slice.row(tokens(row / length, row % length)); };
+    for (index_t row = 0; row < rows; ++row)
+      if (auto const v = class_of(row); v >= 0) ++first[v + 2];
     for (index_t v = 2; v < classes + 2; ++v) first[v] += first[v - 1];
-    for (index_t row = 0; row < rows; ++row) order[first[tokens(row / length, row % length) + 1]++] = row;
+    for (index_t row = 0; row < rows; ++row)
+      if (auto const v = class_of(row); v >= 0) order[first[v + 1]++] = row;
 
     auto* sums = ex.template handle<exec::scratch<totals>>().template take<float>(width, where);
     constexpr index_t granule = 32; // columns: whole cache lines
@@ -68,9 +78,8 @@ struct embedding_on<exec::host_backend> {
                  [=, start = order + first[v]](index_t k) { return start[k]; });
       if (d_positions.data() == nullptr) return;
       for (index_t p = 0; p < d_positions.extent(0); ++p) {
-        auto const t = p - options.first_position;
-        auto const inside = t >= 0 && t < length;
-        add_rows(d_positions.data() + p * d_positions.stride(0), inside ? tokens.extent(0) : 0,
+        auto const t = options.positions.token_at(p, length);
+        add_rows(d_positions.data() + p * d_positions.stride(0), t >= 0 ? tokens.extent(0) : 0,
                  options.accumulate_positions, [=](index_t b) { return b * length + t; });
       }
     });
@@ -81,12 +90,13 @@ private:
   struct sorted {};
   struct totals {};
 
-  static void check(char const* operation, view<std::int32_t const, 2> tokens, index_t classes, site where) {
+  static void check(char const* operation, view<std::int32_t const, 2> tokens, detail::token_slice slice,
+                    site where) {
     for (index_t b = 0; b < tokens.extent(0); ++b)
       for (index_t t = 0; t < tokens.extent(1); ++t)
-        if (auto const token = tokens(b, t); token < 0 || token >= classes)
+        if (auto const token = tokens(b, t); !slice.has_token(token))
           throw size_error("E-ops-011", where, operation, ": the token at (", b, ", ", t, ") is ", token,
-                           ", must lie in [0, ", classes, ")");
+                           ", must lie in [0, ", slice.vocabulary, ")");
   }
 };
 

@@ -17,11 +17,11 @@ struct rotary_on<exec::host_backend> {
     auto const batch = x.extent(0), sequence = x.extent(1), heads = x.extent(2), half = x.extent(3) / 2;
     if (x.empty()) return;
     auto const* angles =
-        ex.template handle<tables>().of(options.theta, half, options.first_position, sequence, where);
+        ex.template handle<tables>().of(options.theta, half, options.positions.end(sequence), where);
     auto const sign = options.inverse ? -1.0f : 1.0f;
+    auto const positions = options.positions;
     host_detail::for_rows(ex, batch * sequence, heads * 2 * half, [=](index_t row) {
-      auto const position = options.first_position + row % sequence;
-      auto const* cosine = angles + position * 2 * half;
+      auto const* cosine = angles + positions(row % sequence) * 2 * half;
       auto const* sine = cosine + half;
       auto* token = x.data() + row / sequence * x.stride(0) + row % sequence * x.stride(1);
       for (index_t h = 0; h < heads; ++h) {
@@ -44,8 +44,7 @@ private:
   public:
     explicit tables(memory_account account) noexcept : account_(account) {}
 
-    float const* of(float theta, index_t half, index_t first, index_t count, site where) {
-      auto const positions = element_count<1>({first + count}, where);
+    float const* of(float theta, index_t half, index_t positions, site where) {
       for (auto& known : tables_)
         if (known.theta == theta && known.half == half) return known.up_to(positions, account_, where);
       tables_.push_back({theta, half, 0, {}});
