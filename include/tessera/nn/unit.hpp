@@ -22,10 +22,11 @@
 
 namespace tessera::inline TESSERA_ABI::nn {
 
-/// Sizes of a micro-batch.
+/// Sizes of a micro-batch, the same on all ranks that share it. How many of its tokens and rows are here is
+/// the rank group's to say (nn/rank_group.hpp).
 struct batch_shape {
   index_t batch = 0;           ///< Samples.
-  index_t sequence_length = 0; ///< Tokens of a sample.
+  index_t sequence_length = 0; ///< Tokens of a whole sample.
 
   constexpr index_t tokens() const noexcept { return batch * sequence_length; }
   friend constexpr bool operator==(batch_shape const&, batch_shape const&) = default;
@@ -44,6 +45,19 @@ struct loss_sum {
   }
 };
 
+/// What a unit's backward computes again instead of keeping it: nothing; what attention made; all within the
+/// unit but its input.
+enum class recomputation : std::uint8_t { none, attention, unit };
+
+constexpr char const* name_of(recomputation what) noexcept {
+  constexpr char const* names[] = {"none", "attention", "unit"};
+  return names[static_cast<int>(what)];
+}
+
+/// A backward in one call, or in two: the gradient of the input, which the unit before waits for, and later
+/// those of the parameters.
+enum class backward_part : std::uint8_t { both, input, weights };
+
 /// What forward and backward of one micro-batch agree on.
 struct pass {
   std::uint64_t seed = 0;   ///< Of the run; keys dropout together with step, layer and global sample.
@@ -53,6 +67,7 @@ struct pass {
   bool accumulate = false;  ///< True: add to the gradient blocks; false: overwrite them.
   float gradient_scale = 1; ///< Factor on the gradient of the loss sum (fp16 loss scaling).
   int slot = 0;             ///< Which of the micro-batches in flight this is; see unit::reserve.
+  backward_part part = backward_part::both; ///< Of the backward; a forward does not read it.
 };
 
 /// What flows between units.
@@ -60,13 +75,15 @@ template <exec::space Ex, storage_scalar T>
 struct stream {
   using memory = typename Ex::memory;
 
-  view<std::int32_t const, 2, memory> tokens = {};  ///< [batch, sequence_length]
+  view<std::int32_t const, 2, memory> tokens = {};  ///< [batch, tokens of a sample that are here]
   view<std::int32_t const, 2, memory> targets = {}; ///< The same; `ops::ignore_index` predicts nothing.
-  view<T, 2, memory> hidden = {};   ///< [tokens, width]; forward replaces it by the unit's output.
-  view<T, 2, memory> gradient = {}; ///< [tokens, width]; backward turns the gradient of the unit's
+  index_t whole_length = 0;       ///< Tokens of a whole sample where other ranks hold some; 0: all are here.
+  view<T, 2, memory> hidden = {}; ///< [rows, width]; forward replaces it by the unit's output. Rows are the
+                                  ///< tokens, under sequence parallelism this tensor rank's part of them.
+  view<T, 2, memory> gradient = {}; ///< [rows, width]; backward turns the gradient of the unit's
                                     ///< output into that of its input, in place.
   /// {sum, count}: the head's forward adds to them where the space runs, and nobody waits. Empty: it waits,
-  /// and adds to `loss`.
+  /// and adds to `loss`. Of tensor ranks, which all have the same loss, the first alone adds.
   view<double, 1, memory> totals = {};
   loss_sum loss = {};
 
@@ -76,7 +93,9 @@ struct stream {
   view<T, 3, memory> values = {};     ///< The same.
   view<float, 2, memory> logits = {}; ///< [batch, vocabulary]: the head leaves the last token's, no loss.
 
-  batch_shape shape() const noexcept { return {tokens.extent(0), tokens.extent(1)}; }
+  batch_shape shape() const noexcept {
+    return {tokens.extent(0), whole_length > 0 ? whole_length : tokens.extent(1)};
+  }
 };
 
 /// One step of the model. T is the storage type of weights and activations, G that of gradients.
@@ -106,12 +125,20 @@ public:
   /// Prepares for `micro_batches` forwards that wait for their backwards at once (pass::slot below it).
   virtual void reserve(int micro_batches) = 0;
 
+  /// From the next forward on, keeps that much less and lets backward compute it again: by itself, with the
+  /// same dropout, from the input that stays anyhow and the weights that it is lent. The results are the same
+  /// bits. A unit that keeps nothing it could compute again (embedding, head) stays as it is.
+  virtual void recompute(recomputation what) = 0;
+
   /// Bytes that a training forward takes from the arena and keeps for its backward, its output included. Its
   /// input, s.hidden as it came, must stay as well; the runner releases both after the backward.
   virtual index_t kept_bytes(batch_shape shape) const = 0;
-  /// Further bytes that forward or backward takes and gives back before it returns. A forward that does not
-  /// train keeps its output only: no more than kept and scratch bytes together, of which all but the
-  /// embedding's output are given back.
+  /// Further bytes that a backward of part `input` takes from the arena and keeps for part `weights`; what
+  /// the forward kept, and the input, stay until then, too.
+  virtual index_t kept_for_weights_bytes(batch_shape shape) const = 0;
+  /// Further bytes that forward or backward, or a part of it, takes and gives back before it returns. A
+  /// forward that does not train keeps its output only: no more than kept and scratch bytes together, of
+  /// which all but the embedding's output are given back.
   virtual index_t scratch_bytes(batch_shape shape) const = 0;
   /// Elements of a token's keys, and of its values, that decoding keeps; 0 for a unit without attention.
   virtual index_t cache_width() const { return 0; }
@@ -119,7 +146,11 @@ public:
   /// Reads s.hidden (s.tokens in the first unit), leaves its output in s.hidden.
   virtual void forward(Ex& ex, blocks const& parameters, stream<Ex, T>& s, arena<memory>& activations,
                        pass const& p) = 0;
-  /// Turns s.gradient into the gradient of its input and writes, or adds, the parameters' gradients.
+  /// Turns s.gradient into the gradient of its input and writes, or adds, the parameters' gradients. In two
+  /// calls: part `input` does the former, and what costs no product of matrices of the latter (norms, the
+  /// embedding); part `weights` writes or adds the rest, and reads neither weights nor the stream's hidden
+  /// and gradient. Both are lent gradients, and both see one pass::accumulate: false in the first micro-batch
+  /// of a step. The two parts give the bits of one call.
   virtual void backward(Ex& ex, blocks const& parameters, stream<Ex, T>& s, arena<memory>& activations,
                         pass const& p) = 0;
 };

@@ -28,6 +28,10 @@ public:
     slots_.resize(static_cast<std::size_t>(micro_batches));
   }
 
+  // Of a unit that keeps nothing it could compute again, and does all of its backward at once.
+  void recompute(recomputation) override {}
+  index_t kept_for_weights_bytes(batch_shape) const override { return 0; }
+
 protected:
   explicit described_unit(std::string name, std::string tied_to = {})
       : name_(static_cast<std::string&&>(name)), tied_to_(static_cast<std::string&&>(tied_to)), slots_(1) {}
