@@ -16,18 +16,12 @@
 #include <tessera/layout/mesh_shape.hpp>
 #include <tessera/layout/schedule.hpp>
 #include <tessera/nn/transformer_config.hpp>
+#include <tessera/nn/unit.hpp>
 #include <tessera/parallel/context_options.hpp>
 
 namespace tessera::inline TESSERA_ABI::parallel {
 
-/// What backward computes again instead of keeping it: nothing, what attention made, or all within a unit
-/// but its input.
-enum class recomputation : std::uint8_t { none, attention, unit };
-
-constexpr char const* name_of(recomputation what) noexcept {
-  constexpr char const* names[] = {"none", "attention", "unit"};
-  return names[static_cast<int>(what)];
-}
+using nn::recomputation;
 
 /// What a layout is checked against.
 struct layout_demands {
