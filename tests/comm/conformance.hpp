@@ -548,6 +548,81 @@ TEST_CASE("the meter counts calls and payload of each kind, and time when asked"
   });
 }
 
+TEST_CASE("the meter counts what a rank sends by the usual algorithms, kind by kind") {
+  model::run([](auto& c) {
+    using comm::collective;
+    index_t const n = c.size(), r = c.rank(), last = n - 1;
+    std::vector<float> part(100), all(at(100 * n)), other(at(100 * n));
+    auto const p = std::span(part), a = std::span(all), o = std::span(other);
+    // Rank s gives 10 + 3 s elements to each rank, or gathers as many.
+    std::vector<index_t> mine(at(n), 10 + 3 * r), each;
+    index_t odd = 0;
+    for (index_t s = 0; s < n; ++s) each.push_back(10 + 3 * s), odd += each.back();
+    auto const gets = c.rank() == 0 ? last : r - 1, gives = (r + 1) % n;
+    comm::reduce_options const tree{.order = summation::binary_tree};
+    auto const sent_by = [&](collective what, auto call) {
+      c.meter().reset();
+      call();
+      CHECK(c.meter().of(what).calls == 1);
+      return c.meter().of(what).sent;
+    };
+    auto const root = narrow<int>(last);
+    bool const is_root = r == last;
+    struct row {
+      collective what;
+      index_t measured, expected;
+    };
+    row const table[] = {
+        {collective::all_reduce, sent_by(collective::all_reduce, [&] { c.all_reduce(p.first(7)); }),
+         2 * 28 * last / n},
+        {collective::all_reduce, sent_by(collective::all_reduce, [&] { c.all_reduce(a, tree); }),
+         2 * 400 * last},
+        {collective::reduce_scatter,
+         sent_by(collective::reduce_scatter, [&] { c.start_reduce_scatter(p, a).wait(); }), 400 * last},
+        {collective::reduce_scatter,
+         sent_by(collective::reduce_scatter,
+                 [&] { c.reduce_scatter_v(p.first(at(each[at(r)])), a.first(at(odd)), each); }),
+         4 * odd * last / n},
+        {collective::all_gather, sent_by(collective::all_gather, [&] { c.all_gather(a, p); }), 400 * last},
+        {collective::all_gather,
+         sent_by(collective::all_gather,
+                 [&] { c.start_all_gather_v(a.first(at(odd)), p.first(at(each[at(r)])), each).wait(); }),
+         4 * odd * last / n},
+        {collective::broadcast, sent_by(collective::broadcast, [&] { c.broadcast(p, 0); }), n > 1 ? 400 : 0},
+        {collective::reduce, sent_by(collective::reduce, [&] { c.reduce(p, p, root); }), n > 1 ? 400 : 0},
+        {collective::all_to_all, sent_by(collective::all_to_all, [&] { c.all_to_all(o, a); }), 400 * last},
+        {collective::all_to_all,
+         sent_by(collective::all_to_all,
+                 [&] { c.all_to_all_v(o.first(at(odd)), each, a.first(at((10 + 3 * r) * n)), mine); }),
+         4 * (10 + 3 * r) * last},
+        {collective::gather, sent_by(collective::gather, [&] { c.gather(a, p, root); }), is_root ? 0 : 400},
+        {collective::gather,
+         sent_by(collective::gather,
+                 [&] { c.gather_v(a.first(at(odd)), p.first(at(each[at(r)])), each, root); }),
+         is_root ? 0 : 4 * each[at(r)]},
+        {collective::scatter, sent_by(collective::scatter, [&] { c.scatter(p, a, root); }),
+         is_root ? 400 * last : 0},
+        {collective::send,
+         sent_by(collective::send,
+                 [&] {
+                   auto arrives = c.start_receive(o.first(5), narrow<int>(gets), 1);
+                   c.send(a.first(5), narrow<int>(gives), 1);
+                   arrives.wait();
+                 }),
+         20},
+        {collective::barrier, sent_by(collective::barrier, [&] { c.barrier(); }), 0},
+    };
+    for (auto const& each_kind : table) {
+      CAPTURE(name_of(each_kind.what));
+      CHECK(each_kind.measured == each_kind.expected);
+    }
+    c.meter().reset();
+    c.all_reduce(p);
+    c.all_gather(a, p);
+    CHECK(c.meter().total().sent == 2 * 400 * last / n + 400 * last);
+  });
+}
+
 TEST_CASE("exchange memory is counted, stays within its formula, and is not taken anew") {
   model::run([](auto& c) {
     auto part = c.split(0, 0);

@@ -93,11 +93,23 @@ struct communicator_options {
   double stall_limit = 0;
 };
 
-/// Calls, payload and time of one kind of call. Payload is the larger of the caller's two buffers: n bytes
-/// for an all_reduce of n bytes, the whole length for reduce_scatter and all_gather.
+/// Calls, payload, what this rank sends, and time of one kind of call. Payload is the larger of the caller's
+/// two buffers: n bytes for an all_reduce of n bytes, the whole length for reduce_scatter and all_gather.
+///
+/// `sent` is what a rank of N sends where data is moved as the usual algorithms move it, whatever the library
+/// below really does (for long messages both orders of sums do just this). With n bytes of payload:
+///
+///     all_reduce                           2 n (N-1)/N    a reduce_scatter and an all_gather
+///     reduce_scatter, all_gather, split      n (N-1)/N    all parts but one, taken as equal
+///     broadcast, reduce                      n            down or up a chain of ranks; 0 where N = 1
+///     all_to_all, scatter                    its input without its own part; scatter: 0 but on the root
+///     gather                                 its part; 0 on the root
+///     send                                   n
+///     receive, barrier                       0
 struct traffic {
   index_t calls = 0;
   index_t bytes = 0;
+  index_t sent = 0;
   double seconds = 0;
 };
 
@@ -105,12 +117,20 @@ struct traffic {
 /// calls, waiting included) only after `time_calls(true)`, since reading the clock twice costs some 50 ns.
 class traffic_meter {
 public:
-  traffic of(collective what) const noexcept { return entries_[static_cast<int>(what)]; }
+  explicit traffic_meter(int ranks = 1) noexcept : ranks_(ranks) {}
+
+  traffic of(collective what) const noexcept {
+    auto entry = entries_[static_cast<int>(what)];
+    entry.sent += sent_by_formula(what, entry.bytes);
+    return entry;
+  }
   traffic total() const noexcept {
     traffic sum;
-    for (auto const& entry : entries_) {
+    for (int what = 0; what < collective_count; ++what) {
+      auto const entry = of(static_cast<collective>(what));
       sum.calls += entry.calls;
       sum.bytes += entry.bytes;
+      sum.sent += entry.sent;
       sum.seconds += entry.seconds;
     }
     return sum;
@@ -121,17 +141,40 @@ public:
     for (auto& entry : entries_) entry = {};
   }
 
-  void count(collective what, index_t bytes) noexcept {
+  /// One call. `sent` is what its payload does not tell: of all_to_all, scatter, gather and send.
+  void count(collective what, index_t bytes, index_t sent = 0) noexcept {
     auto& entry = entries_[static_cast<int>(what)];
     ++entry.calls;
     entry.bytes += bytes;
+    entry.sent += sent;
   }
   void add_time(collective what, double seconds) noexcept {
     entries_[static_cast<int>(what)].seconds += seconds;
   }
 
 private:
+  index_t sent_by_formula(collective what, index_t bytes) const noexcept {
+    auto const others = index_t{ranks_} - 1;
+    auto const parts_of_others = [&](index_t times) { // in this order: nothing overflows
+      return times * (bytes / ranks_ * others) + times * (bytes % ranks_) * others / ranks_;
+    };
+    switch (what) {
+    case collective::all_reduce:
+      return parts_of_others(2);
+    case collective::reduce_scatter:
+    case collective::all_gather:
+    case collective::split:
+      return parts_of_others(1);
+    case collective::broadcast:
+    case collective::reduce:
+      return others > 0 ? bytes : 0;
+    default:
+      return 0;
+    }
+  }
+
   traffic entries_[collective_count];
+  int ranks_;
   bool timed_ = false;
 };
 

@@ -44,7 +44,7 @@ public:
   T transport;
   communicator_options const options;
   std::uint64_t const group;
-  traffic_meter meter;
+  traffic_meter meter{transport.size()};
   memory_meter memory;
   std::int64_t sequence = 0;
 

@@ -26,7 +26,9 @@ public:
   nccl_engine(std::unique_ptr<nccl_link> link, communicator_options options, std::uint64_t group)
       : options(options), group(group), link_(static_cast<std::unique_ptr<nccl_link>&&>(link)),
         signs_(options.checked || options.stall_limit > 0), ready_(link_->lane), exchanged_(link_->lane),
-        sends_(static_cast<std::size_t>(size())), receives_(static_cast<std::size_t>(size())) {}
+        sends_(static_cast<std::size_t>(size())), receives_(static_cast<std::size_t>(size())) {
+    meter = traffic_meter(size());
+  }
   nccl_engine(nccl_engine const&) = delete;
   nccl_engine& operator=(nccl_engine const&) = delete;
   ~nccl_engine() {
