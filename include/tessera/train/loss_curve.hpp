@@ -7,13 +7,9 @@
 #define TESSERA_TRAIN_LOSS_CURVE_HPP
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <string>
-#include <string_view>
 #include <vector>
 
-#include <tessera/core/extents.hpp>
+#include <tessera/train/detail/svg.hpp>
 
 namespace tessera::inline TESSERA_ABI::train {
 
@@ -37,38 +33,6 @@ struct loss_curve_options {
 };
 
 namespace detail {
-
-/// A step of 1, 2 or 5 times a power of ten that cuts `length` into about `wanted` parts.
-inline double tick_step(double length, int wanted) {
-  auto const rough = length / wanted;
-  auto const power = std::pow(10.0, std::floor(std::log10(rough)));
-  auto const digit = rough / power;
-  return power * (digit < 1.5 ? 1 : digit < 3.5 ? 2 : digit < 7.5 ? 5 : 10);
-}
-
-inline std::string escaped(std::string_view text) {
-  std::string safe;
-  for (char c : text) {
-    if (c == '<')
-      safe += "&lt;";
-    else if (c == '>')
-      safe += "&gt;";
-    else if (c == '&')
-      safe += "&amp;";
-    else if (c == '"')
-      safe += "&quot;";
-    else if (static_cast<unsigned char>(c) >= 0x20)
-      safe += c;
-  }
-  return safe;
-}
-
-template <class... Numbers>
-std::string formatted(char const* form, Numbers... numbers) {
-  char text[512];
-  std::snprintf(text, sizeof text, form, numbers...);
-  return text;
-}
 
 /// Mean of each of at most `most` stretches of the curve, so that a long run draws as fast as a short one.
 inline std::vector<curve_point> thinned(std::vector<curve_point> const& points, std::size_t most) {
