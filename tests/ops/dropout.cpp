@@ -86,6 +86,56 @@ TEST_CASE("the mask of a sample does not depend on how the batch is cut into mic
   }
 }
 
+TEST_CASE_TEMPLATE("the mask of an element does not depend on how samples are cut among ranks", T, float,
+                   bf16) {
+  exec::host ex({.threads = 2});
+  index_t const samples = 3, length = 12;
+  for (index_t width : {1, 3, 32, 301}) {
+    auto const in = reference::normal<T, 2>({samples * length, width}, 1);
+    tensor<T, 2> whole({samples * length, width});
+    ops::dropout_options const one{
+        .probability = 0.4f, .seed = 9, .step = 4, .layer = 1, .first_sample = 5, .rows_per_sample = length};
+    ops::dropout(ex, whole.view(), in, one);
+    // A rank holds 6 tokens of each sample in two stretches, or one, or 12 in another order; of its flattened
+    // rows it works on a part.
+    struct share {
+      index_t here;
+      ops::token_positions positions;
+    };
+    for (auto const& [here, positions] : {share{6, {.first = 0, .split = 3, .second = 9}},
+                                          {6, {.first = 3, .split = 3, .second = 6}},
+                                          {6, {.first = 6}},
+                                          {1, {.first = 11}},
+                                          {12, {.first = 4, .split = 8, .second = 0}},
+                                          {12, {}}})
+      for (index_t begin = 0; begin < samples * here; begin += 5) {
+        auto const end = std::min(begin + 5, samples * here);
+        tensor<T, 2> part({end - begin, width}), expected(part.extents()), out(part.extents()),
+            sum(part.extents());
+        for (index_t row = begin; row < end; ++row)
+          for (index_t c = 0; c < width; ++c) {
+            auto const from = row / here * length + positions(row % here);
+            part(row - begin, c) = in(from, c);
+            expected(row - begin, c) = whole(from, c);
+          }
+        auto options = one;
+        options.rows_per_sample = here;
+        options.first_row = begin;
+        options.whole_rows_per_sample = length;
+        options.positions = positions;
+        ops::dropout(ex, out.view(), part, options);
+        CHECK(bits(out) == bits(expected));
+        ops::dropout_add(ex, sum.view(), part, part, options);
+        CHECK(reference::max_relative_error(sum, [&] {
+                auto values = reference::doubles(expected.span());
+                for (std::size_t i = 0; i < values.size(); ++i)
+                  values[i] += static_cast<double>(static_cast<float>(part.data()[i]));
+                return values;
+              }()) < reference::tolerance<T>());
+      }
+  }
+}
+
 TEST_CASE("masks of other seeds, steps and layers are other masks, with the asked share of zeros") {
   exec::host ex({.threads = 1});
   tensor<float, 2> ones({100, 100});
@@ -128,6 +178,10 @@ TEST_CASE("dropout refuses what is no probability and what its streams cannot ho
     CHECK(test::error_of<config_error>(call({.probability = p})).id == "E-ops-012");
   CHECK(test::error_of<size_error>(call({.first_sample = -1})).id == "E-ops-013");
   CHECK(test::error_of<size_error>(call({.rows_per_sample = 0})).id == "E-ops-013");
+  CHECK(test::error_of<size_error>(call({.first_row = -1})).id == "E-ops-013");
+  CHECK(test::error_of<size_error>(call({.rows_per_sample = 4, .whole_rows_per_sample = 3})).id ==
+        "E-ops-013");
+  CHECK(test::error_of<size_error>(call({.rows_per_sample = 4, .positions = {.first = 1}})).says("1 + 4"));
   CHECK(test::error_of<size_error>(call({.step = std::uint64_t{1} << 48})).id == "E-ops-013");
   CHECK(test::error_of<size_error>(call({.layer = 1 << 16})).id == "E-ops-013");
   CHECK(test::error_of<size_error>([&] { ops::dropout(ex, x.view(), y, {}); }).id == "E-ops-001");

@@ -1,5 +1,7 @@
 #include <tessera/ops/embedding.hpp>
 
+#include <vector>
+
 #include "fixture.hpp"
 
 using namespace fixture;
@@ -78,6 +80,85 @@ TEST_CASE_TEMPLATE("embedding_backward sums each token's and each position's row
     }
 }
 
+namespace {
+
+/// The vocabulary cut unevenly: an empty slice at each end, and one inside.
+std::vector<index_t> cuts_of(index_t classes) {
+  return {0, 0, classes / 3, classes / 2, classes / 2, classes, classes};
+}
+
+} // namespace
+
+TEST_CASE_TEMPLATE("slices of a table embed their own tokens, and zeros elsewhere", T, float, bf16) {
+  exec::host ex({.threads = 2});
+  for (auto const& s : cases) {
+    auto const tokens = tokens_of(s.batch, s.length, static_cast<std::int32_t>(s.classes));
+    auto const table = reference::normal<T, 2>({s.classes, s.width}, 1);
+    auto const positions = reference::normal<T, 2>({s.positions, s.width}, 2);
+    auto const cuts = cuts_of(s.classes);
+    for (std::size_t rank = 0; rank + 1 < cuts.size(); ++rank) {
+      auto const slice = table.view().slice(0, cuts[rank], cuts[rank + 1]);
+      ops::embedding_options const options{.first_token = cuts[rank], .vocabulary = s.classes};
+      tensor<T, 2> out({s.batch * s.length, s.width}), placed(out.extents()), expected(out.extents()),
+          expected_placed(out.extents());
+      for (index_t row = 0; row < out.extent(0); ++row)
+        for (index_t i = 0; i < s.width; ++i) {
+          auto const token = tokens.data()[row];
+          auto const x = token >= cuts[rank] && token < cuts[rank + 1] ? table(token, i) : T(0.0f);
+          expected(row, i) = x;
+          expected_placed(row, i) =
+              T(static_cast<float>(x) + static_cast<float>(positions(row % s.length, i)));
+        }
+      ops::embedding(ex, out.view(), tokens, slice, {}, options);
+      ops::embedding(ex, placed.view(), tokens, slice, positions, options);
+      CHECK(bits(out) == bits(expected));
+      CHECK(bits(placed) == bits(expected_placed));
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("the gradient of a slice is the slice of the gradient", G, float, bf16) {
+  exec::host ex({.threads = 2});
+  for (auto const& s : cases)
+    for (auto accumulate : {false, true}) {
+      auto const tokens = tokens_of(s.batch, s.length, static_cast<std::int32_t>(s.classes));
+      auto const d_out = reference::normal<bf16, 2>({s.batch * s.length, s.width}, 3);
+      auto whole = reference::normal<G, 2>({s.classes, s.width}, 4),
+           parts = reference::normal<G, 2>({s.classes, s.width}, 4);
+      ops::embedding_backward(ex, whole.view(), {}, d_out.view(), tokens, {.accumulate_table = accumulate});
+      auto const cuts = cuts_of(s.classes);
+      for (std::size_t rank = 0; rank + 1 < cuts.size(); ++rank)
+        ops::embedding_backward(
+            ex, parts.view().slice(0, cuts[rank], cuts[rank + 1]), {}, d_out.view(), tokens,
+            {.accumulate_table = accumulate, .first_token = cuts[rank], .vocabulary = s.classes});
+      CHECK(bits(parts) == bits(whole));
+    }
+}
+
+TEST_CASE("tokens that stand in two stretches take their positions' rows, and give them their gradients") {
+  exec::host ex({.threads = 2});
+  index_t const batch = 2, length = 5, width = 7;
+  auto const tokens = tokens_of(batch, length, 4);
+  auto const table = reference::normal<float, 2>({4, width}, 1);
+  auto const rows = reference::normal<float, 2>({12, width}, 2);
+  auto const d_out = reference::normal<float, 2>({batch * length, width}, 3);
+  for (auto const& positions :
+       {ops::token_positions{.first = 1, .split = 2, .second = 9}, {.first = 9, .split = 2, .second = 0}}) {
+    tensor<float, 2> out({batch * length, width}), d_table({4, width}), d_rows({12, width});
+    ops::embedding(ex, out.view(), tokens, table, rows, {.positions = positions});
+    ops::embedding_backward(ex, d_table.view(), d_rows.view(), d_out.view(), tokens,
+                            {.positions = positions});
+    numbers expected(static_cast<std::size_t>(d_rows.size()));
+    for (index_t row = 0; row < batch * length; ++row)
+      for (index_t i = 0; i < width; ++i) {
+        auto const p = positions(row % length);
+        CHECK(out(row, i) == table(tokens.data()[row], i) + rows(p, i));
+        expected[static_cast<std::size_t>(p * width + i)] += static_cast<double>(d_out(row, i));
+      }
+    CHECK(reference::max_relative_error(d_rows, expected) < 1e-6);
+  }
+}
+
 TEST_CASE("many small gradients of one token are not lost in a 16-bit sum") {
   exec::host ex({.threads = 1});
   index_t const rows = 4096;
@@ -115,7 +196,25 @@ TEST_CASE("a token or a position that does not exist is named") {
             ops::embedding_backward(ex, table.view(), {}, out.view(), tokens);
           }).id == "E-ops-011");
   }
+  // A slice knows the tokens of the others, and no more.
+  for (auto bad : {-1, 20}) {
+    tokens(1, 2) = bad;
+    CHECK(test::error_of<size_error>([&] {
+            ops::embedding(ex, out.view(), tokens, table, {}, {.first_token = 5, .vocabulary = 20});
+          }).says("[0, 20)"));
+  }
   tokens(1, 2) = 0;
+  for (ops::embedding_options const& slice : {ops::embedding_options{.first_token = -1, .vocabulary = 20},
+                                              {.first_token = 1},
+                                              {.first_token = 16, .vocabulary = 20},
+                                              {.vocabulary = 4}}) {
+    CHECK(test::error_of<size_error>([&] { ops::embedding(ex, out.view(), tokens, table, {}, slice); }).id ==
+          "E-ops-014");
+    CHECK(test::error_of<size_error>([&] {
+            ops::embedding_backward(ex, table.view(), {}, out.view(), tokens,
+                                    {.first_token = slice.first_token, .vocabulary = slice.vocabulary});
+          }).id == "E-ops-014");
+  }
   for (index_t first : {index_t{1}, index_t{-1}, INT64_MAX})
     CHECK(test::error_of<size_error>([&] {
             ops::embedding(ex, out.view(), tokens, table, positions, {.positions = {.first = first}});

@@ -68,6 +68,27 @@ TEST_CASE("decoding token by token turns as the whole sequence does") {
   CHECK(bits(parts) == bits(whole));
 }
 
+TEST_CASE_TEMPLATE("two stretches of a sequence turn as they do in the whole one", T, float, bf16) {
+  exec::host ex({.threads = 2});
+  auto const x = reference::normal<T, 4>({2, 11, 3, 6}, 1);
+  auto whole = reference::normal<T, 4>({2, 11, 3, 6}, 1);
+  ops::rotary(ex, whole.view());
+  for (auto const& positions : {ops::token_positions{.first = 1, .split = 2, .second = 7},
+                                {.first = 8, .split = 3, .second = 0},
+                                {.first = 0, .split = 0, .second = 5},
+                                {.first = 4, .split = 5, .second = 0}}) {
+    tensor<T, 4> part({2, 5, 3, 6}), expected(part.extents());
+    for (index_t b = 0; b < 2; ++b)
+      for (index_t t = 0; t < 5; ++t)
+        for (index_t i = 0; i < 18; ++i) {
+          (&part(b, t, 0, 0))[i] = (&x(b, positions(t), 0, 0))[i];
+          (&expected(b, t, 0, 0))[i] = (&whole(b, positions(t), 0, 0))[i];
+        }
+    ops::rotary(ex, part.view(), {.positions = positions});
+    CHECK(bits(part) == bits(expected));
+  }
+}
+
 TEST_CASE("rotary gives the same bits for any number of threads") {
   same_bits_for_any_thread_count([](exec::host& ex) {
     auto x = reference::normal<bf16, 4>({3, 101, 7, 34}, 1);
@@ -76,12 +97,18 @@ TEST_CASE("rotary gives the same bits for any number of threads") {
   });
 }
 
-TEST_CASE("rotary refuses odd heads, negative positions and an impossible theta") {
+TEST_CASE("rotary refuses odd heads, positions that cannot be and an impossible theta") {
   exec::host ex({.threads = 1});
   tensor<float, 4> odd({1, 2, 1, 3}), x({1, 2, 1, 4});
   CHECK(test::error_of<size_error>([&] { ops::rotary(ex, odd.view()); }).id == "E-ops-007");
   CHECK(test::error_of<size_error>([&] { ops::rotary(ex, x.view(), {.positions = {.first = -1}}); }).id ==
         "E-ops-008");
+  CHECK(test::error_of<size_error>([&] {
+          ops::rotary(ex, x.view(), {.positions = {.first = 3, .split = 1, .second = 3}});
+        }).id == "E-ops-008");
+  CHECK(test::error_of<size_error>([&] {
+          ops::rotary(ex, x.view(), {.positions = {.first = INT64_MAX}});
+        }).says("9223372036854775807 + 2"));
   CHECK(test::error_of<config_error>([&] { ops::rotary(ex, x.view(), {.theta = 0}); }).id == "E-ops-009");
   auto const gaps = view<float, 4>(x.data(), {1, 1, 1, 4}, {8, 8, 8, 2});
   CHECK(test::error_of<size_error>([&] { ops::rotary(ex, gaps); }).id == "E-ops-002");

@@ -41,3 +41,34 @@ TEST_CASE_TEMPLATE("dropout drops and scales what the host does, to the bit, whe
           CHECK(bits(in.read(ex)) == bits(out.read(ex)));
         }
 }
+
+TEST_CASE_TEMPLATE("parts of samples have the host's mask on CUDA", T, float, bf16) {
+  exec::cuda ex;
+  exec::host host({.threads = 1});
+  for (index_t width : {1, 3, 16, 37}) // packs that straddle rows and stretches
+    for (index_t first_row : {0, 4})
+      for (auto how : lyings) {
+        ops::dropout_options const options{.probability = 0.3f,
+                                           .seed = 3,
+                                           .first_sample = 2,
+                                           .rows_per_sample = 5,
+                                           .first_row = first_row,
+                                           .whole_rows_per_sample = 13,
+                                           .positions = {.first = 1, .split = 2, .second = 8}};
+        auto const x = reference::normal<T, 2>({11, width}, 1);
+        tensor<T, 1> flat({x.size()});
+        for (index_t i = 0; i < x.size(); ++i) flat(i) = x.data()[i];
+        device_rows<T> in(ex, flat, how, 0), out(ex, how, 1, 1, x.size()), sum(ex, how, 2, 1, x.size());
+        auto const shaped = [width](device_rows<T>& array) {
+          return array.flat().template reshape<2>({11, width});
+        };
+        ops::dropout(ex, shaped(out), shaped(in), options);
+        ops::dropout_add(ex, shaped(sum), shaped(in), shaped(in), options);
+        tensor<T, 2> host_out(x.extents()), host_sum(x.extents());
+        ops::dropout(host, host_out.view(), x, options);
+        ops::dropout_add(host, host_sum.view(), x, x, options);
+        CHECK(bits(out.read(ex)) == bits(host_out));
+        CHECK(reference::max_relative_error(sum.read(ex), reference::doubles(host_sum.span())) <
+              reference::tolerance<T>());
+      }
+}

@@ -93,6 +93,38 @@ TEST_CASE_TEMPLATE("embedding_backward on CUDA gives the host's bits and float64
       }
 }
 
+TEST_CASE_TEMPLATE("slices of a table, and two stretches of positions, give the host's bits on CUDA", T,
+                   float, bf16) {
+  exec::cuda ex;
+  exec::host host({.threads = 1});
+  for (auto const& where : placements)
+    for (auto const& [first, end] : {std::pair<index_t, index_t>{0, 0}, {0, 4}, {4, 11}, {11, 11}}) {
+      CAPTURE(first);
+      ops::token_positions const positions{.first = 1, .split = 3, .second = 8};
+      auto const tokens = tokens_of(3, 7, 11);
+      auto const table = reference::normal<T, 2>({end - first, 29}, 1),
+                 rows = reference::normal<T, 2>({12, 29}, 2), d_out = reference::normal<T, 2>({21, 29}, 3);
+      on_device<std::int32_t, 2> device_tokens(ex, tokens, where);
+      on_device<T, 2> device_table(ex, table, where), device_rows(ex, rows, where),
+          device_d_out(ex, d_out, where), out(ex, d_out.extents(), where);
+      on_device<float, 2> device_d_table(ex, {end - first, 29}, where), device_d_rows(ex, {12, 29}, where);
+      tensor<T, 2> expected(d_out.extents());
+      tensor<float, 2> d_table({end - first, 29}), d_rows({12, 29});
+      ops::embedding_options const options{.positions = positions, .first_token = first, .vocabulary = 11};
+      ops::embedding_backward_options const back{
+          .positions = positions, .first_token = first, .vocabulary = 11};
+      ops::embedding(host, expected.view(), tokens, table, rows, options);
+      ops::embedding_backward(host, d_table.view(), d_rows.view(), d_out.view(), tokens, back);
+      ops::embedding(ex, out.view(), device_tokens, device_table, device_rows, options);
+      ops::embedding_backward(ex, device_d_table.view(), device_d_rows.view(), device_d_out.view(),
+                              device_tokens, back);
+      ex.synchronize(); // no token was outside the vocabulary
+      CHECK(bits(out.read(ex)) == bits(expected));
+      CHECK(bits(device_d_table.read(ex)) == bits(d_table));
+      CHECK(bits(device_d_rows.read(ex)) == bits(d_rows));
+    }
+}
+
 TEST_CASE("rows of the table whose token does not occur are zeroed, or left alone") {
   exec::cuda ex;
   tensor<std::int32_t, 2> tokens({1, 3});

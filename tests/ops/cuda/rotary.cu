@@ -67,6 +67,21 @@ TEST_CASE("rotary on CUDA leaves alone what a slice leaves out") {
     }
 }
 
+TEST_CASE_TEMPLATE("two stretches of a sequence turn on CUDA as on the host", T, float, bf16) {
+  exec::cuda ex;
+  exec::host host({.threads = 1});
+  for (auto const& positions : {ops::token_positions{.first = 1, .split = 2, .second = 70},
+                                {.first = 8, .split = 3, .second = 0},
+                                {.first = 0, .split = 0, .second = 5}}) {
+    auto x = reference::normal<T, 4>({2, 5, 3, 16}, 1);
+    on_device<T, 4> on(ex, x);
+    ops::rotary(ex, on.view(), {.positions = positions});
+    ops::rotary(host, x.view(), {.positions = positions});
+    CHECK(reference::max_relative_error(on.read(ex), reference::doubles(x.span())) <
+          reference::tolerance<T>());
+  }
+}
+
 TEST_CASE("positions beyond the table make a larger one, and known ones take no memory") {
   exec::cuda ex;
   auto const x = reference::normal<float, 4>({1, 4, 1, 8}, 1);
