@@ -12,6 +12,7 @@
 
 #include <tessera/exec/host.hpp>
 #include <tessera/nn/initialise.hpp>
+#include <tessera/parallel/data_parallel.hpp>
 #include <tessera/train/checkpoint.hpp>
 
 using namespace tessera;
@@ -34,6 +35,8 @@ public:
   layout::parameter_map const& parameters() const override { return map_; }
   std::string const& tied_to() const override { return none_; }
   void reserve(int) override {}
+  void recompute(nn::recomputation) override {}
+  index_t kept_for_weights_bytes(nn::batch_shape) const override { return 0; }
   index_t kept_bytes(nn::batch_shape) const override { return 0; }
   index_t scratch_bytes(nn::batch_shape) const override { return 0; }
   void forward(ex_type&, typename base::blocks const&, nn::stream<ex_type, T>&, arena<>&,

@@ -3,13 +3,15 @@
 /// optimizer.safetensors (NAME.master, NAME.exp_avg, NAME.exp_avg_sq), state.json, for a learnt tokenizer
 /// tokenizer.model, and the manifest that makes it a checkpoint (io/commit.hpp).
 ///
-///     save_checkpoint(comm, "run/checkpoints", state, model.store(), replicas, {.keep = 3});
+///     save_checkpoint<bf16>(comm, ex, "run/checkpoints", state, whole, parts, {.keep = 3});
 ///     auto const latest = latest_checkpoint(comm, "run/checkpoints");        // "" if there is none
 ///     auto const state = read_state(comm, latest);
-///     load_checkpoint(comm, ex, latest, model.store(), replicas);
+///     load_checkpoint<bf16>(comm, ex, latest, whole, parts);
 ///
-/// Called by every rank. Rank 0 writes; the optimizer's shards come to it unit by unit, so that no rank ever
-/// holds the whole state. Whatever goes wrong on one rank, all of them throw.
+/// Called by every rank. Rank 0 writes; what the ranks count of a unit (train/model_parts.hpp) comes to it
+/// unit by unit, so that no rank ever holds more than one unit whole. To load is to read: each rank takes the
+/// elements that it keeps, so a checkpoint of any layout goes on under any other, and there is nothing to
+/// merge or to reshard. Whatever goes wrong on one rank, all of them throw.
 /// Exists under TESSERA_WITH_JSON and TESSERA_WITH_XXHASH.
 #ifndef TESSERA_TRAIN_CHECKPOINT_HPP
 #define TESSERA_TRAIN_CHECKPOINT_HPP
@@ -22,7 +24,7 @@
 #include <tessera/io/commit.hpp>
 #include <tessera/io/safetensors_writer.hpp>
 #include <tessera/ops/reduce.hpp>
-#include <tessera/parallel/data_parallel.hpp>
+#include <tessera/train/detail/collected_unit.hpp>
 #include <tessera/train/detail/tensor_sets.hpp>
 #include <tessera/train/run_state.hpp>
 #include <tessera/train/together.hpp>
@@ -31,108 +33,116 @@ namespace tessera::inline TESSERA_ABI::train {
 
 namespace detail {
 
-template <storage_scalar T, exec::space Ex, storage_scalar G>
-std::vector<io::tensor_entry> weight_entries(nn::parameter_store<Ex, T, G> const& store) {
-  std::vector<io::tensor_entry> entries;
-  store.for_each([&](layout::parameter const& p, layout::range) {
-    entries.push_back({p.name, io::dtype_of<T>(), p.shape});
-  });
-  return entries;
-}
-
-/// One array of one parameter in the optimizer's file.
-struct state_tensor {
+/// One tensor of a file: an array of a parameter.
+struct file_tensor {
   std::string name; ///< Such as "wte.weight.exp_avg".
-  std::size_t unit = 0;
-  layout::parameter const* whole = nullptr;
-  std::size_t array = 0; ///< Number among the optimizer's arrays.
+  std::size_t unit = 0, parameter = 0, array = 0;
 };
 
-/// All of them in the order of the file, which is that of their names.
-template <exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
-std::vector<state_tensor> state_tensors(nn::parameter_store<Ex, T, G> const& store, Replicas& replicas) {
-  std::vector<state_tensor> tensors;
-  for (std::size_t u = 0; u < store.units(); ++u) {
-    auto const arrays = replicas.optimizer(u).state();
-    for (auto const& p : store.parameters(u))
-      for (std::size_t a = 0; a < arrays.size(); ++a)
-        tensors.push_back({tessera::text_of(p.name, ".", arrays[a].name), u, &p, a});
-  }
+/// All of them in the order of the file, which is that of their names. `suffixes`: one for each array.
+inline std::vector<file_tensor> file_tensors(whole_model const& whole,
+                                             std::vector<std::string> const& suffixes) {
+  std::vector<file_tensor> tensors;
+  for (std::size_t u = 0; u < whole.units.size(); ++u)
+    for (std::size_t p = 0; p < whole.units[u].size(); ++p)
+      for (std::size_t a = 0; a < suffixes.size(); ++a)
+        tensors.push_back({whole.units[u][p].name + suffixes[a], u, p, a});
   std::sort(tensors.begin(), tensors.end(), [](auto const& a, auto const& b) { return a.name < b.name; });
   return tensors;
 }
 
-inline std::vector<io::tensor_entry> entries_of(std::vector<state_tensor> const& tensors) {
+inline std::vector<io::tensor_entry> entries_of(whole_model const& whole,
+                                                std::vector<file_tensor> const& tensors, io::dtype type) {
   std::vector<io::tensor_entry> entries;
-  for (auto const& t : tensors) entries.push_back({t.name, io::dtype::f32, t.whole->shape});
+  for (auto const& t : tensors)
+    entries.push_back({t.name, type, whole.units[t.unit][t.parameter].whole_shape});
   return entries;
 }
 
-/// The elements of a span, for the host to read.
-template <exec::space Ex, span_in<typename Ex::memory> Span>
-std::vector<typename Span::value_type> on_host(Ex& ex, Span values, site where) {
-  std::vector<typename Span::value_type> copied(values.size());
-  copy(ex, std::span(copied), values, where);
-  return copied;
+inline std::vector<std::string> state_suffixes(whole_model const& whole) {
+  std::vector<std::string> suffixes;
+  for (auto const& array : whole.arrays) suffixes.push_back("." + array);
+  return suffixes;
 }
 
-template <class Span>
-Span part_of(Span all, layout::range part) {
-  return all.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
+/// What this rank writes of its weights, or of an array of its state.
+template <storage_scalar T, memory_space Memory>
+memory_span<T const, Memory> counted_weights(unit_part<T, Memory> const& part) {
+  if (part.counted.empty()) return {};
+  return part_of(memory_span<T const, Memory>(part.weights),
+                 {part.counted.begin - part.weights_at.begin, part.counted.end - part.weights_at.begin});
+}
+template <storage_scalar T, memory_space Memory>
+memory_span<float const, Memory> counted_state(unit_part<T, Memory> const& part, std::size_t array) {
+  if (part.counted.empty()) return {};
+  return part_of(memory_span<float const, Memory>(part.state[array]),
+                 {part.counted.begin - part.state_at.begin, part.counted.end - part.state_at.begin});
 }
 
-/// Brings one unit's state from the ranks that keep it to rank 0. Called by every rank.
-template <comm::communicator Comm, exec::space Ex, class Replicas>
-class unit_gatherer {
-public:
-  unit_gatherer(Comm& comm, Ex& ex, Replicas& replicas) : comm_(comm), ex_(ex), replicas_(replicas) {}
+/// Writes one file of the checkpoint, tensor by tensor; `counted(part, array)` is what a rank gives.
+template <storage_scalar S, storage_scalar T, comm::communicator Comm, exec::space Ex,
+          keeps_parts<T, typename Ex::memory> Parts, class Counted>
+void write_file(Comm& comm, Ex& ex, std::optional<io::commit_writer>& commit, std::string const& name,
+                whole_model const& whole, std::vector<std::string> const& suffixes, Parts const& parts,
+                Counted const& counted, site where) {
+  auto const tensors = file_tensors(whole, suffixes);
+  std::optional<io::safetensors_writer> file;
+  on_root(
+      comm,
+      [&] {
+        file.emplace(commit->path(name), entries_of(whole, tensors, io::dtype_of<S>()),
+                     std::map<std::string, std::string>{{"format", "pt"}}, where);
+      },
+      where);
 
-  /// Array `a` of unit `u`, whole; on rank 0 alone.
-  std::span<float const> whole(std::size_t u, index_t block_size, std::size_t a) {
-    if (u != unit_) gather(u, block_size);
-    return gathered_.empty() ? std::span<float const>{} : std::span<float const>(gathered_[a]);
-  }
-
-private:
-  void gather(std::size_t u, index_t block_size) {
-    unit_ = u;
-    gathered_.clear();
-    layout::ownership const who{comm_.rank(), comm_.size()};
-    std::vector<index_t> counts;
-    for (int r = 0; r < who.ranks; ++r) counts.push_back(who.of(block_size, r).size());
-    using memory = typename Ex::memory;
-    auto const is_root = comm_.rank() == 0;
-    for (auto const& array : replicas_.optimizer(u).state()) {
-      if (replicas_.options().zero == 0) {
-        if (is_root) gathered_.push_back(on_host(ex_, array.values, site::here()));
-        continue;
+  // Every rank takes part in every gather, also after rank 0 could not write: nobody may be left waiting.
+  collected_unit<Comm, Ex> unit(comm, ex);
+  std::vector<std::vector<S>> collected(suffixes.size());
+  auto selected = static_cast<std::size_t>(-1);
+  std::exception_ptr failure;
+  for (auto const& t : tensors) {
+    if (t.unit != selected) {
+      auto const part = parts(selected = t.unit);
+      unit.select(whole.units[t.unit], part);
+      for (std::size_t a = 0; a < suffixes.size(); ++a) {
+        collected[a].clear(); // one unit at a time
+        collected[a] = unit.template collect<S>(counted(part, a), where);
       }
-      tensor<float, 1, memory> all({is_root ? block_size : 0});
-      comm_.gather_v(all.span(), memory_span<float const, memory>(array.values), counts, 0);
-      if (is_root) gathered_.push_back(on_host(ex_, all.span(), site::here()));
+    }
+    if (comm.rank() != 0 || failure) continue;
+    try {
+      auto const values = unit.whole(t.parameter, collected[t.array], where);
+      file->write(t.name, std::as_bytes(std::span(values)), where);
+    } catch (std::exception const&) {
+      failure = std::current_exception();
     }
   }
+  on_root(
+      comm,
+      [&] {
+        if (failure) std::rethrow_exception(failure);
+        commit->add(name, file->commit(where));
+      },
+      where);
+}
 
-  Comm& comm_;
-  Ex& ex_;
-  Replicas& replicas_;
-  std::size_t unit_ = static_cast<std::size_t>(-1);
-  std::vector<std::vector<float>> gathered_;
-};
-
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-void write_weights(io::commit_writer& commit, Ex& ex, nn::parameter_store<Ex, T, G> const& store,
-                   site where) {
-  std::map<std::string, layout::range> places;
-  store.for_each([&](layout::parameter const& p, layout::range r) { places[p.name] = r; });
-  io::safetensors_writer file(commit.path("model.safetensors"), weight_entries<T>(store), {{"format", "pt"}},
-                              where);
-  auto const order = file.entries();
-  for (auto const& entry : order) {
-    auto const values = on_host(ex, part_of(store.weights(), places.at(entry.name)), where);
-    file.write(entry.name, std::as_bytes(std::span(values)), where);
+/// Reads the elements `at` of a block, each from where it stands in its whole tensor.
+template <storage_scalar S, exec::space Ex>
+void read_block(Ex& ex, io::safetensors_file const& file, std::string const& suffix,
+                layout::parameter_map const& map, layout::range at, memory_span<S, typename Ex::memory> out,
+                site where) {
+  for (auto const& p : map) {
+    auto const wanted = layout::intersection(p.where(), at);
+    if (wanted.empty()) continue;
+    std::vector<S> values(static_cast<std::size_t>(wanted.size()));
+    for (auto const& s : layout::segments_of(map, wanted))
+      file.read_part(
+          p.name + suffix, s.first_element,
+          part_of(std::span(values), {s.in_block.begin - wanted.begin, s.in_block.end - wanted.begin}),
+          where);
+    copy(ex, part_of(out, {wanted.begin - at.begin, wanted.end - at.begin}), std::span<S const>(values),
+         where);
   }
-  commit.add("model.safetensors", file.commit(where));
 }
 
 } // namespace detail
@@ -144,57 +154,54 @@ struct save_options {
 
 /// Writes the checkpoint of `state.step` and returns its folder. Throws io_error on all ranks if the disk is
 /// full or the like, numeric_error if a weight is not finite: what stood there before is kept.
-template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
+template <storage_scalar T, comm::communicator Comm, exec::space Ex,
+          keeps_parts<T, typename Ex::memory> Parts>
 std::string save_checkpoint(Comm& comm, Ex& ex, std::string const& folder, run_state const& state,
-                            nn::parameter_store<Ex, T, G> const& store, Replicas& replicas,
-                            save_options const& options = {}, site where = site::here()) {
+                            whole_model const& whole, Parts const& parts, save_options const& options = {},
+                            site where = site::here()) {
+  using memory = typename Ex::memory;
+  using part_type = unit_part<T, memory>;
   std::optional<io::commit_writer> commit;
-  std::optional<io::safetensors_writer> file;
-  auto const tensors = detail::state_tensors(store, replicas);
-  on_root(
+  together(
       comm,
       [&] {
-        if (!ops::all_finite(ex,
-                             view<T const, 1, typename Ex::memory>(store.weights().data(), {store.size()})))
-          throw numeric_error("E-train-061", where, "a weight is not finite after step ", state.step,
-                              "; no checkpoint is made of it");
-        commit.emplace(folder, state.step, where);
-        detail::write_weights(*commit, ex, store, where);
-        file.emplace(commit->path("optimizer.safetensors"), detail::entries_of(tensors),
-                     std::map<std::string, std::string>{{"format", "pt"}}, where);
+        for (std::size_t u = 0; u < whole.units.size(); ++u) {
+          auto const part = parts(u);
+          auto const mine = detail::counted_weights(part);
+          if (!ops::all_finite(ex,
+                               view<T const, 1, memory>(mine.data(), {static_cast<index_t>(mine.size())})))
+            throw numeric_error("E-train-061", where, "a weight is not finite after step ", state.step,
+                                "; no checkpoint is made of it");
+        }
+        if (comm.rank() == 0) commit.emplace(folder, state.step, where);
       },
       where);
-
-  // Every rank takes part in every gather, also after rank 0 could not write: nobody may be left waiting.
-  detail::unit_gatherer<Comm, Ex, Replicas> gatherer(comm, ex, replicas);
-  std::exception_ptr failure;
-  for (auto const& t : tensors) {
-    auto const whole = gatherer.whole(t.unit, store.unit_range(t.unit).size(), t.array);
-    if (comm.rank() != 0 || failure) continue;
-    try {
-      file->write(t.name,
-                  std::as_bytes(whole.subspan(static_cast<std::size_t>(t.whole->offset),
-                                              static_cast<std::size_t>(t.whole->size))),
-                  where);
-    } catch (error const&) {
-      failure = std::current_exception();
-    }
-  }
-
-  std::string path;
-  on_root(
+  detail::write_file<T, T>(
+      comm, ex, commit, "model.safetensors", whole, {""}, parts,
+      [](part_type const& part, std::size_t) { return detail::counted_weights(part); }, where);
+  detail::write_file<float, T>(
+      comm, ex, commit, "optimizer.safetensors", whole, detail::state_suffixes(whole), parts,
+      [](part_type const& part, std::size_t array) { return detail::counted_state(part, array); }, where);
+  return from_root(
       comm,
       [&] {
-        if (failure) std::rethrow_exception(failure);
-        commit->add("optimizer.safetensors", file->commit(where));
         if (!options.tokenizer_model.empty())
           io::write_file(commit->path("tokenizer.model"), options.tokenizer_model, where);
         io::write_json(commit->path("state.json"), json_of(state), where);
-        path = commit->commit(where).path;
+        auto const path = commit->commit(where).path;
         io::prune_commits(folder, options.keep, where);
+        return path;
       },
       where);
-  return shared_text(comm, path);
+}
+
+/// The same of a model that is replicated on all ranks of `comm` (parallel/data_parallel.hpp).
+template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
+std::string save_checkpoint(Comm& comm, Ex& ex, std::string const& folder, run_state const& state,
+                            nn::parameter_store<Ex, T, G>& store, Replicas& replicas,
+                            save_options const& options = {}, site where = site::here()) {
+  return save_checkpoint<T>(comm, ex, folder, state, whole_model_of(store, replicas),
+                            replicated_parts(comm, store, replicas), options, where);
 }
 
 /// The folder of the newest checkpoint, every byte of it checked; empty if there is none. What a killed run
@@ -243,48 +250,57 @@ run_state read_state(Comm& comm, std::string const& checkpoint, site where = sit
   return state;
 }
 
-/// Reads the weights of a model, all ranks of them all. Throws io_error that lists the missing, unexpected
-/// and misshapen tensors as exact sets.
+/// Reads the weights of a model that is whole on this rank. Throws io_error that lists the missing,
+/// unexpected and misshapen tensors as exact sets.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
 void load_weights(Ex& ex, std::string const& checkpoint, nn::parameter_store<Ex, T, G>& store,
                   site where = site::here()) {
+  auto const whole = whole_model_of(store);
   io::safetensors_file const file(checkpoint + "/model.safetensors", where);
-  detail::require_equal_sets(detail::compare_tensors(detail::weight_entries<T>(store), file.entries()),
-                             file.path(), where);
-  store.for_each([&](layout::parameter const& p, layout::range r) {
-    std::vector<T> values(static_cast<std::size_t>(p.size));
-    file.read(p.name, std::span(values), where);
-    copy(ex, detail::part_of(store.weights(), r), std::span<T const>(values), where);
-  });
+  auto const wanted = detail::entries_of(whole, detail::file_tensors(whole, {""}), io::dtype_of<T>());
+  detail::require_equal_sets(detail::compare_tensors(wanted, file.entries()), file.path(), where);
+  for (std::size_t u = 0; u < store.units(); ++u)
+    detail::read_block<T>(ex, file, "", store.parameters(u), {0, store.unit_range(u).size()},
+                          store.weights(u), where);
 }
 
-/// Reads weights and optimizer state into whatever layout the ranks have now: each takes the part it keeps.
-/// After it the run goes on with the same bits.
-template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
-void load_checkpoint(Comm& comm, Ex& ex, std::string const& checkpoint, nn::parameter_store<Ex, T, G>& store,
-                     Replicas& replicas, site where = site::here()) {
+/// Reads weights and optimizer state into whatever layout the ranks have now: each rank reads the elements
+/// that it keeps, out of the whole tensors. Under the layout that wrote them, the run goes on with the same
+/// bits. Throws as `load_weights`, on all ranks.
+template <storage_scalar T, comm::communicator Comm, exec::space Ex,
+          keeps_parts<T, typename Ex::memory> Parts>
+void load_checkpoint(Comm& comm, Ex& ex, std::string const& checkpoint, whole_model const& whole,
+                     Parts const& parts, site where = site::here()) {
+  auto const open = [&](char const* name, std::vector<std::string> const& suffixes, io::dtype type) {
+    io::safetensors_file file(checkpoint + name, where);
+    auto const wanted = detail::entries_of(whole, detail::file_tensors(whole, suffixes), type);
+    detail::require_equal_sets(detail::compare_tensors(wanted, file.entries()), file.path(), where);
+    return file;
+  };
   together(
       comm,
       [&] {
-        load_weights(ex, checkpoint, store, where);
-        replicas.start_from_weights(ex);
-        io::safetensors_file const file(checkpoint + "/optimizer.safetensors", where);
-        auto const tensors = detail::state_tensors(store, replicas);
-        detail::require_equal_sets(detail::compare_tensors(detail::entries_of(tensors), file.entries()),
-                                   file.path(), where);
-        for (auto const& t : tensors) {
-          auto const kept = replicas.owned(t.unit);
-          auto const shared = layout::intersection(t.whole->where(), kept);
-          if (shared.empty()) continue;
-          std::vector<float> values(static_cast<std::size_t>(shared.size()));
-          file.read_part(t.name, shared.begin - t.whole->offset, std::span(values), where);
-          copy(ex,
-               detail::part_of(replicas.optimizer(t.unit).state()[t.array].values,
-                               {shared.begin - kept.begin, shared.end - kept.begin}),
-               std::span<float const>(values), where);
+        auto const suffixes = detail::state_suffixes(whole);
+        auto const weights = open("/model.safetensors", {""}, io::dtype_of<T>());
+        auto const states = open("/optimizer.safetensors", suffixes, io::dtype::f32);
+        for (std::size_t u = 0; u < whole.units.size(); ++u) {
+          auto const part = parts(u);
+          if (part.map == nullptr) continue;
+          detail::read_block<T>(ex, weights, "", *part.map, part.weights_at, part.weights, where);
+          for (std::size_t a = 0; a < suffixes.size(); ++a)
+            detail::read_block<float>(ex, states, suffixes[a], *part.map, part.state_at, part.state[a],
+                                      where);
         }
       },
       where);
+}
+
+/// The same of a model that is replicated on all ranks of `comm`.
+template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
+void load_checkpoint(Comm& comm, Ex& ex, std::string const& checkpoint, nn::parameter_store<Ex, T, G>& store,
+                     Replicas& replicas, site where = site::here()) {
+  load_checkpoint<T>(comm, ex, checkpoint, whole_model_of(store, replicas),
+                     replicated_parts(comm, store, replicas), where);
 }
 
 } // namespace tessera::inline TESSERA_ABI::train
