@@ -1,6 +1,7 @@
 // Operations on elements and rows, for every storage type.
 #include <tessera/ops/cuda/add.cuh>
 #include <tessera/ops/cuda/cast.cuh>
+#include <tessera/ops/cuda/copy_rows.cuh>
 #include <tessera/ops/cuda/dropout.cuh>
 #include <tessera/ops/cuda/gelu.cuh>
 #include <tessera/ops/cuda/random_normal.cuh>
@@ -18,6 +19,10 @@ void elements(exec::cuda& ex, on_device<T, 1> flat, on_device<T, 2> rows, on_dev
   ops::add(ex, flat, flat, flat);
   ops::cast(ex, flat, on_device<float, 1>{});
   ops::cast(ex, on_device<float, 1>{}, flat);
+  ops::copy_rows(ex, heads, heads);
+  ops::copy_rows(ex, heads, on_device<float, 4>{});
+  ops::copy_rows(ex, on_device<float, 4>{}, heads);
+  ops::add_rows(ex, on_device<float, 4>{}, heads);
   ops::dropout(ex, rows, rows, {});
   ops::dropout_add(ex, rows, rows, rows, {});
   ops::gelu(ex, flat, flat);
