@@ -86,3 +86,28 @@ TEST_CASE("an arena is one allocation of its kind") {
   CHECK(meter.current(memory_kind::activations) == 1000);
   CHECK(arena<>().capacity() == 0);
 }
+
+TEST_CASE("arenas that share further memory use their own first, and the shared one for what has no room") {
+  buffer<> const shared(256);
+  auto const in_shared = [&](void const* piece) {
+    auto const* begin = static_cast<char const*>(shared.data());
+    return piece >= begin && piece < begin + shared.bytes();
+  };
+  arena<> a(128, shared), b(128, shared);
+  CHECK(a.capacity() == 384);
+  CHECK(a.own_bytes() == 128);
+  CHECK(!in_shared(a.take<char, 1>({64}).data()));
+  auto const kept = a.mark();
+  auto const large = a.take<char, 1>({128}); // the 64 bytes that are left would not do
+  CHECK(large.data() == shared.data());
+  CHECK(a.used() == 256);
+  CHECK(a.take<char, 1>({1}).data() == large.data() + 128); // a stack: not what was left over
+  CHECK(test::error_of<out_of_memory>([&] { a.take<char, 1>({65}); }).id == "E-core-011");
+  a.release(kept);
+  CHECK(!in_shared(a.take<char, 1>({64}).data()));
+  CHECK(a.used() == 128);
+  CHECK(b.take<char, 1>({256}).data() == shared.data());
+  CHECK(test::error_of<out_of_memory>([&] { b.take<char, 1>({1}); }).says("384 bytes has 0 left"));
+  arena<> none_of_its_own(0, shared);
+  CHECK(none_of_its_own.take<float, 1>({64}).data() == shared.data());
+}

@@ -21,6 +21,10 @@ public:
   arena() = default;
   explicit arena(index_t capacity, memory_account account = {}, site where = site::here())
       : memory_(capacity, account, where) {}
+  /// Pieces that its own `capacity` has no room for stand in `more`, which it borrows: for scratch that
+  /// several arenas share, one at a time.
+  arena(index_t capacity, buffer<Memory> const& more, memory_account account = {}, site where = site::here())
+      : memory_(capacity, account, where), more_(more.data()), more_bytes_(more.bytes()) {}
 
   /// A position to release to.
   struct position {
@@ -41,13 +45,16 @@ public:
     requires std::is_trivially_copyable_v<T> view<T, Rank, Memory> take(extents<Rank> const& sizes,
                                                                         site where = site::here()) {
       auto const count = element_count(sizes, where);
-      // Compared before it is multiplied: a count may be anything up to 2^63 - 1.
-      if (count > left() / static_cast<index_t>(sizeof(T)) || bytes_for<T>(count) > left())
+      auto start = used_;
+      if (start < own_bytes() && !fits<T>(count, own_bytes() - start)) start = own_bytes();
+      if (!fits<T>(count, capacity() - start))
         throw out_of_memory("E-core-011", where, "the activation arena of ", capacity(), " bytes has ",
-                            left(), " left and ", count, " elements of ", sizeof(T),
+                            capacity() - used_, " left and ", count, " elements of ", sizeof(T),
                             " bytes were asked for: its plan and the forward pass disagree");
-      auto* piece = static_cast<char*>(memory_.data()) + used_;
-      used_ += bytes_for<T>(count);
+      auto* piece = start < own_bytes() || more_ == nullptr
+                        ? static_cast<char*>(memory_.data()) + start
+                        : static_cast<char*>(more_) + (start - own_bytes());
+      used_ = start + bytes_for<T>(count);
       if (used_ > peak_) peak_ = used_;
       return {static_cast<T*>(static_cast<void*>(piece)), sizes};
     }
@@ -60,12 +67,20 @@ public:
 
   index_t used() const noexcept { return used_; }
   index_t peak() const noexcept { return peak_; }
-  index_t capacity() const noexcept { return memory_.bytes(); }
+  /// With what it borrows; own_bytes() without.
+  index_t capacity() const noexcept { return memory_.bytes() + more_bytes_; }
+  index_t own_bytes() const noexcept { return memory_.bytes(); }
 
 private:
-  index_t left() const noexcept { return capacity() - used_; }
+  /// Compared before it is multiplied: a count may be anything up to 2^63 - 1.
+  template <class T>
+  static constexpr bool fits(index_t count, index_t room) noexcept {
+    return count <= room / static_cast<index_t>(sizeof(T)) && bytes_for<T>(count) <= room;
+  }
 
   buffer<Memory> memory_;
+  void* more_ = nullptr;
+  index_t more_bytes_ = 0;
   index_t used_ = 0;
   index_t peak_ = 0;
 };
