@@ -20,6 +20,7 @@
 #include <tessera/data/sampler.hpp>
 #include <tessera/nn/model.hpp>
 #include <tessera/optim/schedule.hpp>
+#include <tessera/parallel/data_parallel.hpp>
 #include <tessera/train/agreement.hpp>
 #include <tessera/train/checkpoint.hpp>
 #include <tessera/train/corpus.hpp>
