@@ -36,7 +36,7 @@ struct setting {
   }
   std::vector<float> forward(attention_t::pieces const& kept) {
     std::vector<float> out(in.size());
-    layer.forward(ex, std::span<float const>(weights), matrix(out), matrix(in), kept, stream_of(shape));
+    layer.forward(ex, std::span<float const>(weights), matrix(out), matrix(in), kept, stream_of(shape), memory);
     return out;
   }
 };
@@ -110,7 +110,7 @@ TEST_CASE("fed token by token through a cache, attention gives what it gives at 
       stream.keys = keys;
       stream.values = values;
       s.layer.forward(s.ex, std::span<float const>(s.weights), s.matrix(out), s.matrix(in),
-                      s.layer.take(s.memory, {2, step}), stream);
+                      s.layer.take(s.memory, {2, step}), stream, s.memory);
       for (std::size_t b = 0; b < 2; ++b)
         for (std::size_t i = 0; i < static_cast<std::size_t>(step) * width; ++i)
           CHECK(
@@ -132,7 +132,7 @@ TEST_CASE("rotated keys depend on each other by distance, not by position") {
   for (index_t first : {index_t{20}, index_t{0}}) {
     stream.first_position = first;
     s.layer.forward(s.ex, std::span<float const>(s.weights), s.matrix(out), s.matrix(s.in),
-                    s.layer.take(s.memory, s.shape), stream);
+                    s.layer.take(s.memory, s.shape), stream, s.memory);
   }
   auto const dot = [&](index_t a, index_t b) {
     double sum = 0;

@@ -9,6 +9,7 @@
 
 #include <tessera/nn/detail/parameter_views.hpp>
 #include <tessera/nn/detail/pieces.hpp>
+#include <tessera/nn/tensor_part.hpp>
 #include <tessera/ops/layer_norm.hpp>
 #include <tessera/ops/rms_norm.hpp>
 
@@ -45,11 +46,14 @@ public:
     view<float, 1, memory> mean, reciprocal_deviation;
   };
 
-  layer_norm(layout::parameter_map& map, std::string const& name, index_t width, float epsilon)
+  layer_norm(layout::parameter_map& map, std::string const& name, index_t width, float epsilon,
+             tensor_part part = {})
       : options_{.epsilon = epsilon} {
     using enum layout::parameter_kind;
-    gain_ = detail::place_of(map[map.add(name + ".weight", {width}, norm_gain, layout::constant_values(1))]);
-    bias_ = detail::place_of(map[map.add(name + ".bias", {width}, norm_bias, layout::constant_values(0))]);
+    gain_ = detail::place_of(
+        map[map.add(name + ".weight", {width}, norm_gain, layout::constant_values(1), part.copy_on_rows())]);
+    bias_ = detail::place_of(
+        map[map.add(name + ".bias", {width}, norm_bias, layout::constant_values(0), part.copy_on_rows())]);
   }
 
   template <detail::piece_source<memory> Source>
@@ -94,10 +98,12 @@ public:
     view<float, 1, memory> reciprocal_deviation;
   };
 
-  rms_norm(layout::parameter_map& map, std::string const& name, index_t width, float epsilon)
+  rms_norm(layout::parameter_map& map, std::string const& name, index_t width, float epsilon,
+           tensor_part part = {})
       : options_{.epsilon = epsilon} {
     using enum layout::parameter_kind;
-    gain_ = detail::place_of(map[map.add(name + ".weight", {width}, norm_gain, layout::constant_values(1))]);
+    gain_ = detail::place_of(
+        map[map.add(name + ".weight", {width}, norm_gain, layout::constant_values(1), part.copy_on_rows())]);
   }
 
   template <detail::piece_source<memory> Source>

@@ -14,7 +14,7 @@
 #define TESSERA_NN_RANK_GROUP_HPP
 
 #include <tessera/core/arena.hpp>
-#include <tessera/layout/shard.hpp>
+#include <tessera/nn/tensor_part.hpp>
 #include <tessera/ops/attention.hpp>
 #include <tessera/ops/token_positions.hpp>
 
@@ -27,15 +27,6 @@ struct attention_sizes {
   index_t heads = 0;           ///< On this rank, like key_heads.
   index_t key_heads = 0;
   index_t head_width = 0;
-};
-
-/// Which part of every matrix this rank holds.
-struct tensor_part {
-  int ranks = 1;
-  int rank = 0;
-  /// The tensor ranks share the rows between products, so that the gradient of what acts on rows is a summand
-  /// on each of them.
-  bool shares_rows = false;
 };
 
 /// The ranks that share a model, as one of them sees it: a small value that is copied into each layer.
@@ -78,6 +69,20 @@ concept rank_group = std::copyable<P> && exec::space<Ex> &&
     group.template attention_backward_scratch_bytes<float, typename Ex::memory>(sizes)
     } -> std::same_as<index_t>;
 };
+
+template <class Group>
+constexpr tensor_part tensor_part_of(Group const& group) noexcept {
+  return {group.tensor_ranks(), group.tensor_rank(), group.sequence_parallel()};
+}
+
+/// Where the local tokens of samples of `whole` tokens stand. A decoder, which has them all, goes on behind
+/// those that it fed before.
+template <class Group>
+constexpr ops::token_positions positions_of(Group const& group, index_t whole, index_t fed_before) {
+  auto positions = group.positions(whole);
+  positions.first += fed_before;
+  return positions;
+}
 
 /// One rank holds the whole model.
 struct one_rank {

@@ -8,9 +8,14 @@
 /// norms add their gradient to the one that flows past them.
 ///
 /// Keeps, in elements of T a token: GPT-2 16 width (inner width 4 width), Llama 5 width + 3 inner + packed
-/// queries, keys and values.
+/// queries, keys and values. With attention recomputed what attention made is not among them (GPT-2: 5 width
+/// less); with the unit recomputed the output is all. Of n tensor-parallel ranks each keeps 1/n of what is
+/// as wide as heads or inner width, and with sequence parallelism 1/n of everything: what all ranks need of
+/// the rest is gathered again in the backward.
 #ifndef TESSERA_NN_TRANSFORMER_BLOCK_HPP
 #define TESSERA_NN_TRANSFORMER_BLOCK_HPP
+
+#include <algorithm>
 
 #include <tessera/nn/detail/described_unit.hpp>
 #include <tessera/nn/detail/dropout_layers.hpp>
@@ -18,19 +23,41 @@
 #include <tessera/nn/norm.hpp>
 #include <tessera/nn/self_attention.hpp>
 #include <tessera/ops/add.hpp>
+#include <tessera/ops/cast.hpp>
 #include <tessera/ops/dropout.hpp>
 
 namespace tessera::inline TESSERA_ABI::nn {
 
 namespace detail {
 
+/// A matrix product's part of a backward, kept for its parameters' gradients.
+template <class Inner, class Matrix>
+struct branch_gradients {
+  Matrix d_out;
+  Inner inner;
+};
+
 template <class Norm, class Attention, class FeedForward, class Matrix>
 struct block_pieces {
-  typename Norm::statistics norm_1, norm_2;
-  typename Attention::pieces attention;
-  typename FeedForward::pieces feed_forward;
+  struct attention_half {
+    typename Norm::statistics norm;
+    Matrix normed;
+    typename Attention::pieces attention;
+  };
+  struct feed_forward_half {
+    Matrix middle;
+    typename Norm::statistics norm;
+    Matrix normed;
+    typename FeedForward::pieces feed_forward;
+  };
+
   Matrix in; ///< Kept by the unit before.
-  Matrix normed_1, middle, normed_2, out;
+  Matrix out;
+  attention_half first;
+  feed_forward_half second;
+  // From a backward's part `input` to its part `weights`.
+  branch_gradients<typename Attention::inner_gradients, Matrix> d_first;
+  branch_gradients<typename FeedForward::inner_gradients, Matrix> d_second;
 };
 
 /// The prefixes of a block's parameters.
@@ -51,31 +78,52 @@ struct block_names {
 } // namespace detail
 
 template <exec::space Ex, storage_scalar T, storage_scalar G, norm_layer<Ex, T, G> Norm,
-          feed_forward_layer<Ex, T, G> FeedForward>
+          feed_forward_layer<Ex, T, G> FeedForward, rank_group<Ex> Group = one_rank>
 class transformer_block final
     : public detail::described_unit<Ex, T, G,
-                                    detail::block_pieces<Norm, self_attention<Ex, T, G>, FeedForward,
+                                    detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward,
                                                          view<T, 2, typename Ex::memory>>> {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
-  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G>, FeedForward, matrix>;
+  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, matrix>;
   using typename unit<Ex, T, G>::blocks;
 
-  /// Block number `layer` of a model of a valid config.
-  transformer_block(transformer_config const& config, index_t layer)
-      : transformer_block(config, layer, detail::block_names::of(config.family, layer)) {}
+  /// Block number `layer` of a model of a valid config. Throws config_error (E-nn-024) for heads that the
+  /// ranks of the group cannot share.
+  transformer_block(transformer_config const& config, index_t layer, Group const& group = {})
+      : transformer_block(config, layer, group, detail::block_names::of(config.family, layer)) {}
+
+  void recompute(recomputation what) override { recompute_ = what; }
 
   index_t kept_bytes(batch_shape shape) const override {
-    return detail::planned_bytes<memory>([&](auto& plan) { take(plan, shape); });
+    return detail::planned_bytes<memory>([&](auto& plan) {
+      pieces taken;
+      take_out(plan, shape, taken);
+      take_kept(plan, shape, taken);
+    });
   }
-
+  index_t kept_for_weights_bytes(batch_shape shape) const override {
+    return detail::planned_bytes<memory>([&](auto& plan) {
+      pieces taken;
+      take_again(plan, shape, taken);
+      take_for_weights(plan, shape, taken);
+    });
+  }
   index_t scratch_bytes(batch_shape shape) const override {
-    auto const tokens = shape.tokens();
-    auto const row = arena<memory>::template bytes_for<T>(tokens * width_);
-    auto const attention = attention_.scratch_bytes(shape),
-               feed_forward = feed_forward_.scratch_bytes(tokens);
-    return (dropout_ > 0 ? 2 : 1) * row + (attention > feed_forward ? attention : feed_forward);
+    auto const row = arena<memory>::template bytes_for<T>(tokens_of(shape) * width_);
+    auto const bytes_of = [](auto&& take) { return detail::planned_bytes<memory>(take); };
+    auto const again = bytes_of([&](auto& plan) {
+      pieces taken;
+      take_again(plan, shape, taken);
+    });
+    auto const gathered = group_.sequence_parallel() ? row : 0;
+    auto const attention = bytes_of([&](auto& plan) { attention_.take_inner(plan, shape); }) +
+                           (std::max)(gathered, attention_.inner_scratch_bytes(shape));
+    auto const feed_forward =
+        bytes_of([&](auto& plan) { feed_forward_.take_inner(plan, tokens_of(shape)); }) +
+        (std::max)(gathered, feed_forward_.inner_scratch_bytes(tokens_of(shape)));
+    return again + row + (std::max)({attention, feed_forward, attention_.forward_scratch_bytes(shape)});
   }
 
   index_t cache_width() const override { return attention_.cache_width(); }
@@ -84,98 +132,243 @@ public:
                pass const& p) override {
     this->check_weights(lent);
     auto const start = activations.mark();
-    auto kept = take(activations, s.shape());
-    kept.in = s.hidden;
-    if (!p.training) kept.out = s.hidden; // nobody needs the input again
+    pieces now;
+    now.in = now.out = s.hidden; // nobody needs the input again without training
+    if (p.training) {
+      take_out(activations, s.shape(), now);
+      take_kept(activations, s.shape(), now);
+    }
     {
       arena_scope const scope(activations);
-      auto const branch = activations.template take<T, 2>({s.shape().tokens(), width_});
-      norm_1_.forward(ex, lent.weights, kept.normed_1, kept.in, kept.norm_1);
-      attention_.forward(ex, lent.weights, branch, kept.normed_1, kept.attention, s);
-      if (drops(p)) {
-        ops::dropout_add(ex, kept.middle, kept.in, branch, dropout_of(0, s, p));
-        norm_2_.forward(ex, lent.weights, kept.normed_2, kept.middle, kept.norm_2);
-      } else {
-        norm_2_.forward_sum(ex, lent.weights, kept.normed_2, kept.middle, kept.in, branch, kept.norm_2);
-      }
-      feed_forward_.forward(ex, lent.weights, branch, kept.normed_2, kept.feed_forward);
+      take_again(activations, s.shape(), now);
+      if (!p.training) take_kept(activations, s.shape(), now);
+      auto const room = take_room(activations, s.shape());
+      attend(ex, lent, room, room, now, s, activations);
+      join(ex, lent, room, now, s, p);
+      feed(ex, lent, room, room, now);
+      group_.reduce(ex, rows_of(room), room);
       if (drops(p))
-        ops::dropout_add(ex, kept.out, kept.middle, branch, dropout_of(1, s, p));
+        ops::dropout_add(ex, now.out, now.second.middle, rows_of(room), dropout_of(1, s, p));
       else
-        ops::add(ex, detail::flat(kept.out), detail::flat(kept.middle), detail::flat(branch));
+        ops::add(ex, detail::flat(now.out), detail::flat(now.second.middle), detail::flat(rows_of(room)));
     }
-    s.hidden = kept.out;
+    s.hidden = now.out;
     if (p.training)
-      this->slot(p) = kept;
+      this->slot(p) = now;
     else
       activations.release(start);
   }
 
   void backward(Ex& ex, blocks const& lent, stream<Ex, T>& s, arena<memory>& activations,
                 pass const& p) override {
+    auto& now = this->slot(p);
+    if (p.part == backward_part::weights) {
+      this->check_only_gradients(lent);
+      feed_forward_weights(ex, lent, now.d_second, now, activations, p);
+      attention_weights(ex, lent, now.d_first, now, activations, p);
+      return;
+    }
     this->check_gradients(lent);
-    auto const& kept = this->slot(p);
-    arena_scope const scope(activations);
-    auto const d_normed = activations.template take<T, 2>({s.shape().tokens(), width_});
-    auto const d_dropped = drops(p) ? activations.template take<T, 2>(d_normed.extents()) : s.gradient;
-    backward_options const add{.accumulate = p.accumulate, .accumulate_input = true};
-
-    if (drops(p)) ops::dropout(ex, d_dropped, s.gradient, dropout_of(1, s, p));
-    feed_forward_.backward(ex, lent.weights, lent.gradients, d_normed, d_dropped, kept.normed_2,
-                           kept.feed_forward, activations, p.accumulate);
-    norm_2_.backward(ex, lent.weights, lent.gradients, s.gradient, d_normed, kept.middle, kept.norm_2, add);
-
-    if (drops(p)) ops::dropout(ex, d_dropped, s.gradient, dropout_of(0, s, p));
-    attention_.backward(ex, lent.weights, lent.gradients, d_normed, d_dropped, kept.normed_1, kept.attention,
-                        s.shape(), activations, p.accumulate);
-    norm_1_.backward(ex, lent.weights, lent.gradients, s.gradient, d_normed, kept.in, kept.norm_1, add);
+    auto const start = activations.mark();
+    auto const later = p.part == backward_part::input;
+    take_again(activations, s.shape(), now);
+    if (later) take_for_weights(activations, s.shape(), now);
+    {
+      arena_scope const scope(activations);
+      auto const room = take_room(activations, s.shape());
+      run_again(ex, lent, room, now, s, activations, p);
+      feed_forward_backward(ex, lent, room, now, s, activations, p, later);
+      attention_backward(ex, lent, room, now, s, activations, p, later);
+    }
+    if (!later) activations.release(start);
   }
 
 private:
-  transformer_block(transformer_config const& config, index_t layer, detail::block_names const& names)
-      : detail::described_unit<Ex, T, G, pieces>("block." + std::to_string(layer)), layer_(layer),
-        width_(config.width), dropout_(config.dropout),
-        norm_1_(this->map_, names.norm_1, config.width, config.norm_epsilon),
-        attention_(this->map_, names.attention, config),
-        norm_2_(this->map_, names.norm_2, config.width, config.norm_epsilon),
-        feed_forward_(this->map_, names.feed_forward, config) {}
+  transformer_block(transformer_config const& config, index_t layer, Group const& group,
+                    detail::block_names const& names)
+      : detail::described_unit<Ex, T, G, pieces>("block." + std::to_string(layer)), group_(group),
+        layer_(layer), width_(config.width), dropout_(config.dropout),
+        norm_1_(this->map_, names.norm_1, config.width, config.norm_epsilon, tensor_part_of(group)),
+        attention_(this->map_, names.attention, config, group),
+        norm_2_(this->map_, names.norm_2, config.width, config.norm_epsilon, tensor_part_of(group)),
+        feed_forward_(this->map_, names.feed_forward, config, tensor_part_of(group)) {}
 
+  // Forward.
+
+  /// out = attention(norm(in)), this rank's summand; without `out`, the pieces only. `room` holds all rows.
+  void attend(Ex& ex, blocks const& lent, matrix out, matrix room, pieces const& now, stream<Ex, T> const& s,
+              arena<memory>& activations) const {
+    norm_1_.forward(ex, lent.weights, now.first.normed, now.in, now.first.norm);
+    attention_.forward(ex, lent.weights, out, group_.gather(ex, room, now.first.normed), now.first.attention,
+                       s, activations);
+  }
+  /// middle = in + dropout(the sum of all `summand`), and its norm.
+  void join(Ex& ex, blocks const& lent, matrix summand, pieces const& now, stream<Ex, T> const& s,
+            pass const& p) const {
+    auto const branch = rows_of(summand);
+    auto const& to = now.second;
+    group_.reduce(ex, branch, summand);
+    if (drops(p)) {
+      ops::dropout_add(ex, to.middle, now.in, branch, dropout_of(0, s, p));
+      norm_2_.forward(ex, lent.weights, to.normed, to.middle, to.norm);
+    } else {
+      norm_2_.forward_sum(ex, lent.weights, to.normed, to.middle, now.in, branch, to.norm);
+    }
+  }
+  void feed(Ex& ex, blocks const& lent, matrix out, matrix room, pieces const& now) const {
+    feed_forward_.forward(ex, lent.weights, out, group_.gather(ex, room, now.second.normed),
+                          now.second.feed_forward);
+  }
+  void run_again(Ex& ex, blocks const& lent, matrix room, pieces const& now, stream<Ex, T> const& s,
+                 arena<memory>& activations, pass const& p) const {
+    if (recompute_ == recomputation::none) return;
+    auto const whole = recompute_ == recomputation::unit;
+    attend(ex, lent, whole ? room : matrix(), room, now, s, activations);
+    if (!whole) return;
+    join(ex, lent, room, now, s, p);
+    feed(ex, lent, {}, room, now);
+  }
+
+  // Backward. Each branch leaves the gradient of its norm's output in `room`, and adds that of its input to
+  // s.gradient.
+
+  void feed_forward_backward(Ex& ex, blocks const& lent, matrix room, pieces& now, stream<Ex, T> const& s,
+                             arena<memory>& activations, pass const& p, bool later) const {
+    arena_scope const scope(activations);
+    auto& d = now.d_second;
+    if (!later) d = {room, feed_forward_.take_inner(activations, room.extent(0))};
+    d.d_out = gradient_of_branch(ex, d.d_out, later, 1, s, p);
+    feed_forward_.backward_inner(ex, lent.weights, d.inner, d.d_out, now.second.feed_forward, activations);
+    if (!later) feed_forward_weights(ex, lent, d, now, activations, p);
+    feed_forward_.backward_input(ex, lent.weights, room, d.inner);
+    group_.reduce(ex, rows_of(room), room);
+    norm_2_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room), now.second.middle,
+                     now.second.norm, {.accumulate = p.accumulate, .accumulate_input = true});
+  }
+  void attention_backward(Ex& ex, blocks const& lent, matrix room, pieces& now, stream<Ex, T> const& s,
+                          arena<memory>& activations, pass const& p, bool later) const {
+    arena_scope const scope(activations);
+    auto& d = now.d_first;
+    if (!later) d = {room, attention_.take_inner(activations, s.shape())};
+    d.d_out = gradient_of_branch(ex, d.d_out, later, 0, s, p);
+    attention_.backward_inner(ex, lent.weights, d.inner, d.d_out, now.first.attention, s.shape(),
+                              activations);
+    if (!later) attention_weights(ex, lent, d, now, activations, p);
+    attention_.backward_input(ex, lent.weights, room, d.inner);
+    group_.reduce(ex, rows_of(room), room);
+    norm_1_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room), now.in, now.first.norm,
+                     {.accumulate = p.accumulate, .accumulate_input = true});
+  }
+
+  void feed_forward_weights(Ex& ex, blocks const& lent, decltype(pieces::d_second) const& d,
+                            pieces const& now, arena<memory>& activations, pass const& p) const {
+    arena_scope const scope(activations);
+    auto const in = gathered(ex, now.second.normed, d.d_out, activations);
+    feed_forward_.backward_weights(ex, lent.gradients, d.inner, d.d_out, in, now.second.feed_forward,
+                                   p.accumulate);
+  }
+  void attention_weights(Ex& ex, blocks const& lent, decltype(pieces::d_first) const& d, pieces const& now,
+                         arena<memory>& activations, pass const& p) const {
+    arena_scope const scope(activations);
+    auto const in = gathered(ex, now.first.normed, d.d_out, activations);
+    attention_.backward_weights(ex, lent.gradients, d.inner, d.d_out, in, now.first.attention, p.accumulate);
+  }
+
+  /// All rows, as many as `like` has; in memory of the arena where they are not all here.
+  matrix gathered(Ex& ex, matrix local, matrix like, arena<memory>& activations) const {
+    matrix room;
+    if (group_.sequence_parallel()) room = activations.template take<T, 2>(like.extents());
+    return group_.gather(ex, room, local);
+  }
+
+  /// The gradient of a branch's output, all rows: s.gradient behind the branch's dropout. In `room` where it
+  /// is not s.gradient itself, and always where it must stay longer than that.
+  matrix gradient_of_branch(Ex& ex, matrix room, bool stays, index_t branch, stream<Ex, T> const& s,
+                            pass const& p) const {
+    auto const mine = rows_of(room);
+    if (drops(p))
+      ops::dropout(ex, mine, s.gradient, dropout_of(branch, s, p));
+    else if (stays)
+      ops::cast(ex, detail::flat(mine), detail::flat(s.gradient));
+    else
+      return group_.gather(ex, room, s.gradient);
+    return group_.gather(ex, room, mine);
+  }
+
+  // Memory.
+
+  index_t tokens_of(batch_shape shape) const {
+    return shape.batch * group_.local_sequence(shape.sequence_length);
+  }
+  matrix rows_of(matrix all) const {
+    auto const mine = group_.rows(all.extent(0));
+    return all.slice(0, mine.begin, mine.end);
+  }
+  /// All rows of this rank's tokens.
   template <detail::piece_source<memory> Source>
-  pieces take(Source& source, batch_shape shape) const {
-    auto const tokens = shape.tokens();
-    auto const row = [&] { return source.template take<T, 2>({tokens, width_}); };
-    pieces taken;
-    taken.norm_1 = norm_1_.take(source, tokens);
-    taken.norm_2 = norm_2_.take(source, tokens);
-    taken.attention = attention_.take(source, shape);
-    taken.feed_forward = feed_forward_.take(source, tokens);
-    taken.normed_1 = row();
-    taken.middle = row();
-    taken.normed_2 = row();
-    taken.out = row();
-    return taken;
+  matrix take_room(Source& source, batch_shape shape) const {
+    return source.template take<T, 2>({tokens_of(shape), width_});
+  }
+  template <detail::piece_source<memory> Source>
+  matrix take_rows(Source& source, batch_shape shape) const {
+    return source.template take<T, 2>({group_.rows(tokens_of(shape)).size(), width_});
+  }
+  template <detail::piece_source<memory> Source>
+  void take_out(Source& source, batch_shape shape, pieces& to) const {
+    to.out = take_rows(source, shape);
+  }
+  template <detail::piece_source<memory> Source>
+  void take_first(Source& source, batch_shape shape, pieces& to) const {
+    to.first.normed = take_rows(source, shape);
+    to.first.norm = norm_1_.take(source, to.first.normed.extent(0));
+    to.first.attention = attention_.take(source, shape);
+  }
+  template <detail::piece_source<memory> Source>
+  void take_second(Source& source, batch_shape shape, pieces& to) const {
+    to.second.middle = take_rows(source, shape);
+    to.second.normed = take_rows(source, shape);
+    to.second.norm = norm_2_.take(source, to.second.normed.extent(0));
+    to.second.feed_forward = feed_forward_.take(source, tokens_of(shape));
+  }
+  /// What a forward keeps besides its output, and what a backward makes again.
+  template <detail::piece_source<memory> Source>
+  void take_kept(Source& source, batch_shape shape, pieces& to) const {
+    if (recompute_ == recomputation::none) take_first(source, shape, to);
+    if (recompute_ != recomputation::unit) take_second(source, shape, to);
+  }
+  template <detail::piece_source<memory> Source>
+  void take_again(Source& source, batch_shape shape, pieces& to) const {
+    if (recompute_ != recomputation::none) take_first(source, shape, to);
+    if (recompute_ == recomputation::unit) take_second(source, shape, to);
+  }
+  template <detail::piece_source<memory> Source>
+  void take_for_weights(Source& source, batch_shape shape, pieces& to) const {
+    to.d_first = {take_room(source, shape), attention_.take_inner(source, shape)};
+    to.d_second = {take_room(source, shape), feed_forward_.take_inner(source, tokens_of(shape))};
   }
 
   bool drops(pass const& p) const noexcept { return p.training && dropout_ > 0; }
   ops::dropout_options dropout_of(index_t branch, stream<Ex, T> const& s, pass const& p) const {
-    return detail::dropout_of(dropout_, 1 + 2 * layer_ + branch, s.shape(), p);
+    return detail::dropout_of(dropout_, 1 + 2 * layer_ + branch, group_, s.shape(), p);
   }
 
+  [[no_unique_address]] Group group_;
+  recomputation recompute_ = recomputation::none;
   index_t layer_, width_;
   float dropout_;
   Norm norm_1_;
-  self_attention<Ex, T, G> attention_;
+  self_attention<Ex, T, G, Group> attention_;
   Norm norm_2_;
   FeedForward feed_forward_;
 };
 
 /// Layer norm, biases, GELU.
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-using gpt2_block = transformer_block<Ex, T, G, layer_norm<Ex, T, G>, gelu_feed_forward<Ex, T, G>>;
+template <exec::space Ex, storage_scalar T, storage_scalar G, rank_group<Ex> Group = one_rank>
+using gpt2_block = transformer_block<Ex, T, G, layer_norm<Ex, T, G>, gelu_feed_forward<Ex, T, G>, Group>;
 
 /// RMS norm, rotary positions, grouped heads, SwiGLU.
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-using llama_block = transformer_block<Ex, T, G, rms_norm<Ex, T, G>, swiglu_feed_forward<Ex, T, G>>;
+template <exec::space Ex, storage_scalar T, storage_scalar G, rank_group<Ex> Group = one_rank>
+using llama_block = transformer_block<Ex, T, G, rms_norm<Ex, T, G>, swiglu_feed_forward<Ex, T, G>, Group>;
 
 } // namespace tessera::inline TESSERA_ABI::nn
 

@@ -45,9 +45,10 @@ protected:
   }
 
   void check_weights(blocks const& lent) const { check("weights", lent.weights.size()); }
+  void check_only_gradients(blocks const& lent) const { check("gradients", lent.gradients.size()); }
   void check_gradients(blocks const& lent) const {
     check_weights(lent);
-    check("gradients", lent.gradients.size());
+    check_only_gradients(lent);
   }
 
   layout::parameter_map map_;

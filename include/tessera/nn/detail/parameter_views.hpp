@@ -10,6 +10,7 @@ namespace tessera::inline TESSERA_ABI::nn::detail {
 
 /// A matrix [rows, columns] or, with one row, a vector inside a block. A unit keeps these instead of looking
 /// its parameters up by name at every step. No rows: the unit has no such parameter, and its view is empty.
+/// An empty block gives views without memory.
 struct place {
   index_t offset = 0;
   index_t rows = 0;
@@ -17,11 +18,17 @@ struct place {
 
   template <memory_space Memory, span_in<Memory> Block>
   view<typename Block::element_type, 2, Memory> matrix(Block block) const noexcept {
-    return {rows == 0 ? nullptr : block.data() + offset, {rows, columns}};
+    return {start(block), {rows, columns}};
   }
   template <memory_space Memory, span_in<Memory> Block>
   view<typename Block::element_type, 1, Memory> vector(Block block) const noexcept {
-    return {rows == 0 ? nullptr : block.data() + offset, {rows * columns}};
+    return {start(block), {rows * columns}};
+  }
+
+private:
+  template <class Block>
+  typename Block::element_type* start(Block block) const noexcept {
+    return rows == 0 || block.empty() ? nullptr : block.data() + offset;
   }
 };
 
