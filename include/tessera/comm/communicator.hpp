@@ -68,9 +68,9 @@ constexpr char const* name_of(reduction operation) noexcept {
   constexpr char const* names[] = {"sum", "max", "min"};
   return names[static_cast<int>(operation)];
 }
-constexpr char const* name_of(summation order) noexcept {
+constexpr char const* name_of(summation kind) noexcept {
   constexpr char const* names[] = {"rank_order", "native", "binary_tree"};
-  return names[static_cast<int>(order)];
+  return names[static_cast<int>(kind)];
 }
 
 /// What reductions take: the storage types, double, and integers other than bool.
