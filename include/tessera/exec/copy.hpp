@@ -26,6 +26,17 @@ inline void require_same_count(std::size_t to, std::size_t from, site where) {
                      "; both must be the same");
 }
 
+/// Both have the same rows, each without gaps.
+template <class T, class U, memory_space Memory>
+void require_rows(view<T, 2, Memory> to, view<U, 2, Memory> from, site where) {
+  if (to.extents() != from.extents())
+    throw size_error("E-exec-110", where, "a copy of rows ", text_of(from.extents()), " into ",
+                     text_of(to.extents()), "; both must be the same");
+  if (to.extent(1) > 1 && (to.stride(1) != 1 || from.stride(1) != 1))
+    throw size_error("E-exec-111", where, "a copy of rows whose elements are ", from.stride(1), " apart, into ",
+                     to.stride(1), "; both must be 1");
+}
+
 } // namespace detail
 
 /// Copies all elements; the two do not overlap. Throws size_error where the counts differ (E-exec-105).
@@ -41,6 +52,18 @@ template <host_space Ex, class T, class U, int Rank, memory_space To, memory_spa
   requires(To::host_accessible&& From::host_accessible&& std::same_as<T, std::remove_const_t<U>>)
 void copy(Ex& ex, view<T, Rank, To> to, view<U, Rank, From> from, site where = site::here()) {
   copy(ex, to.span(where), std::span<T const>(from.span(where)), where);
+}
+
+/// The rows of one matrix into those of another, whatever stands between them in either. Rows are without
+/// gaps. Throws size_error where extents differ (E-exec-110) or rows have gaps (E-exec-111).
+template <host_space Ex, class T, class U, memory_space Memory>
+  requires(Memory::host_accessible&& std::same_as<T, std::remove_const_t<U>>)
+void copy_rows(Ex&, view<T, 2, Memory> to, view<U, 2, Memory> from, site where = site::here()) {
+  detail::require_rows(to, from, where);
+  auto const bytes = static_cast<std::size_t>(to.extent(1)) * sizeof(T);
+  if (bytes == 0) return;
+  for (index_t row = 0; row < to.extent(0); ++row)
+    std::memcpy(to.address(row, 0), from.address(row, 0), bytes);
 }
 
 /// Sets all elements to zero.

@@ -62,6 +62,21 @@ void copy(Ex& ex, view<T, Rank, To> to, view<U, Rank, From> from, site where = s
                      std::same_as<To, host_memory> || std::same_as<From, host_memory>, where);
 }
 
+/// Rows of a matrix in device memory into those of another.
+template <cuda_space Ex, class T, class U>
+  requires std::same_as<T, std::remove_const_t<U>>
+void copy_rows(Ex& ex, view<T, 2, cuda_memory> to, view<U, 2, cuda_memory> from, site where = site::here()) {
+  detail::require_rows(to, from, where);
+  if (to.empty()) return;
+  auto const bytes_of = [](index_t elements) { return static_cast<std::size_t>(elements) * sizeof(T); };
+  // A single row has no pitch, and CUDA wants one that is not less than the row.
+  auto const one = to.extent(0) == 1;
+  cuda_check(cudaMemcpy2DAsync(to.data(), bytes_of(one ? to.extent(1) : to.stride(0)), from.data(),
+                               bytes_of(one ? to.extent(1) : from.stride(0)), bytes_of(to.extent(1)),
+                               static_cast<std::size_t>(to.extent(0)), cudaMemcpyDeviceToDevice, ex.stream()),
+             "cudaMemcpy2DAsync", where);
+}
+
 template <cuda_space Ex, class T>
   requires std::is_trivially_copyable_v<T>
 void zero(Ex& ex, device_span<T, cuda_memory> data, site where = site::here()) {

@@ -149,6 +149,15 @@ struct mesh_shape {
   friend constexpr bool operator==(mesh_shape const&, mesh_shape const&) = default;
 };
 
+/// One rank of a mesh: all that arithmetic over a mesh needs to know of where it runs.
+struct mesh_place {
+  mesh_shape shape;
+  int rank = 0;
+
+  constexpr mesh_coordinates coordinates() const noexcept { return shape.coordinates(rank); }
+  friend constexpr bool operator==(mesh_place const&, mesh_place const&) = default;
+};
+
 } // namespace tessera::inline TESSERA_ABI::layout
 
 #endif

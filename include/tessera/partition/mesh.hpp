@@ -41,12 +41,13 @@ public:
   Comm& world() noexcept { return *world_; }
   layout::mesh_shape const& shape() const noexcept { return shape_; }
   int rank() const noexcept { return at_; } ///< Among all.
+  layout::mesh_place place() const noexcept { return {shape_, at_}; }
 
   /// The ranks that differ from this one in these axes alone, ordered as in the world.
   /// Throws config_error (E-partition-001) for a set of axes that the mesh was not made with.
   Comm& along(axis_set axes, site where = site::here()) {
     for (auto const& known : known_)
-      if (known.axes == axes) return *known.group;
+      if (same_ranks(known.axes, axes)) return *known.group;
     throw config_error("E-partition-001", where, "this mesh has no communicator along ", text_of(axes),
                        "; name the axes when it is made: mesh(world, shape, {axis::a | axis::b})");
   }
