@@ -12,13 +12,26 @@ namespace tessera::inline TESSERA_ABI::layout {
 struct ownership {
   int rank = 0;
   int ranks = 1;
+  /// 0: the ranks' parts are as even as they go. Otherwise a block is cut into this many pieces first, the
+  /// same for any number of ranks, and each rank counts a run of them: what is added up piece by piece can
+  /// then be added up in one order, whoever has which piece.
+  int pieces = 0;
 
   /// The elements of a flat block of `block_size` that `rank` counts. Over all ranks the ranges are disjoint
   /// and cover the block, whether the ranks hold replicas of it or shards: a shard is what its rank owns. A
   /// tied parameter is owned where its block stands; the unit that borrows it owns nothing of it.
   constexpr range of(index_t block_size) const { return of(block_size, rank); }
   constexpr range of(index_t block_size, int other_rank) const {
-    return shard_of(block_size, ranks, other_rank, parameter_map::alignment);
+    if (pieces == 0) return shard_of(block_size, ranks, other_rank, parameter_map::alignment);
+    auto const run = pieces_of(other_rank);
+    auto const border = [&](index_t i) { return i == pieces ? block_size : piece(block_size, i).begin; };
+    return {border(run.begin), border(run.end)};
+  }
+
+  /// Which of the pieces a rank counts, and where one of them stands.
+  constexpr range pieces_of(int other_rank) const { return shard_of(pieces, ranks, other_rank); }
+  constexpr range piece(index_t block_size, index_t number) const {
+    return shard_of(block_size, pieces, number, parameter_map::alignment);
   }
 };
 

@@ -31,6 +31,7 @@
 #include <tessera/parallel/global_norm.hpp>
 #include <tessera/parallel/loss.hpp>
 #include <tessera/parallel/memory_plan.hpp>
+#include <tessera/parallel/zero_options.hpp>
 
 namespace tessera::inline TESSERA_ABI::parallel {
 
@@ -42,28 +43,6 @@ struct data_parallel_options {
   comm::summation order = comm::summation::rank_order;
   memory_meter* meter = nullptr; ///< Counts the optimizer state.
 };
-
-struct update_options {
-  index_t step = 1;         ///< Number of this update, from 1.
-  double learning_rate = 0; ///< Of this update.
-  double clip_norm = 0;     ///< The longest gradient of the mean loss; 0: no clipping.
-  double loss_scale = 1;    ///< What the gradients were multiplied by (pass::gradient_scale).
-};
-
-/// The same on every rank, bit by bit.
-struct update_result {
-  nn::loss_sum loss;        ///< Over all micro-batches of all ranks.
-  double gradient_norm = 0; ///< Of the gradient of the mean loss, before clipping.
-  /// False where loss or gradients are infinite or NaN, or nothing was predicted: then neither weights nor
-  /// state have changed on any rank.
-  bool applied = false;
-};
-
-/// The communicator's messages stand in the memory that the space works in: comm::nccl goes with exec::cuda,
-/// the others with exec::host.
-template <class Comm, class Ex>
-concept communicates_for = comm::communicator<Comm> && exec::space<Ex> &&
-    std::same_as<typename Comm::bulk_memory, typename Ex::memory>;
 
 template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G,
           class Optimizer = optim::adamw<Ex, T>>
