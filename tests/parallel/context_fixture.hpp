@@ -5,7 +5,10 @@
 
 #include <doctest/doctest.h>
 
+#include <stdexcept>
+
 #include <ops/attention_reference.hpp>
+#include <support/finite_difference.hpp>
 #include <support/reference.hpp>
 #include <tessera/comm/threads.hpp>
 #include <tessera/exec/host.hpp>
@@ -190,6 +193,122 @@ void compare(sizes s, context_form form, int ranks, context_options const& optio
   CHECK(error_of(numbers(spread.dq()), numbers(alone.dq())) < bound);
   CHECK(error_of(numbers(spread.dk()), numbers(alone.dk())) < bound);
   CHECK(error_of(numbers(spread.dv()), numbers(alone.dv())) < bound);
+}
+
+/// The gradients against central differences of a scalar of all ranks: the sum of out times d_out.
+inline void compare_with_differences(sizes s, context_form form, int ranks, context_options options) {
+  CAPTURE(name_of(form));
+  CAPTURE(ranks);
+  options.sequence_length = s.tokens;
+  attention_call<float> whole(s);
+  std::vector<double> found, expected;
+  comm::run_threads(
+      ranks,
+      [&](comm::threads& comm) {
+        exec::host ex({.threads = 1});
+        auto const positions = options.shards(ranks).positions(comm.rank());
+        auto part = part_of(whole, positions);
+        arena<> memory(
+            parallel::context_attention_scratch_bytes<float>(form, s.others(), options.shards(ranks)));
+        auto const loss = [&] {
+          parallel::context_attention(ex, comm, form, part.out.view(), part.log_sum_exp.view(), part.q(),
+                                      part.k(), part.v(), options, memory);
+          return comm.all_reduce(reference::dot(numbers(part.out.view()), numbers(part.d_out.view())));
+        };
+        run_part(ex, comm, form, part, options);
+        give_back(whole, part, positions);
+        comm.barrier();
+        // Every rank goes through all elements of the whole; the one that holds an element moves it.
+        for (index_t b = 0; b < s.batch; ++b)
+          for (index_t p = 0; p < s.tokens; ++p)
+            for (index_t i = 0; i < part.row(); ++i) {
+              float nobody = 0;
+              auto* at = &nobody;
+              for (index_t t = 0; t < positions.size(); ++t)
+                if (positions.at(t) == p) at = &part.packed(b, t, i);
+              auto const held = *at;
+              *at = held + 0.01f;
+              auto const above = loss();
+              *at = held - 0.01f;
+              auto const below = loss();
+              *at = held;
+              if (comm.rank() != 0) continue;
+              found.push_back(static_cast<double>(whole.d_packed(b, p, i)));
+              expected.push_back((above - below) / 0.02);
+            }
+      },
+      {.checked = true, .stall_limit = 20});
+  REQUIRE(found.size() == static_cast<std::size_t>(whole.packed.size()));
+  for (std::size_t i = 0; i < found.size(); ++i) CHECK(std::fabs(found[i] - expected[i]) < 1e-3);
+}
+
+/// The bits of one run, for comparing runs.
+template <class T>
+std::string bits_of_run(sizes s, context_form form, int ranks, context_options const& options) {
+  attention_call<T> x(s);
+  run_on_ranks(x, form, ranks, options);
+  std::string all;
+  auto const add = [&](auto const& y) {
+    all.append(reinterpret_cast<char const*>(y.data()), y.span().size_bytes());
+  };
+  add(x.out);
+  add(x.log_sum_exp);
+  add(x.d_packed);
+  return all;
+}
+
+/// A rank of threads that breaks down in its `left + 1`st message.
+class breaking : public comm::threads {
+public:
+  breaking(comm::threads&& whole, int left) : comm::threads(std::move(whole)), left_(left) {}
+
+  template <class Span>
+  request start_send(Span data, int to, int tag, site where = site::here()) {
+    count();
+    return comm::threads::start_send(data, to, tag, where);
+  }
+  template <class Out, class In>
+  void all_to_all_v(Out out, std::span<index_t const> out_counts, In in, std::span<index_t const> in_counts,
+                    site where = site::here()) {
+    count();
+    comm::threads::all_to_all_v(out, out_counts, in, in_counts, where);
+  }
+  breaking split(int color, int key) { return {comm::threads::split(color, key), left_}; }
+
+private:
+  void count() {
+    if (left_-- == 0) throw std::runtime_error("this rank broke down");
+  }
+  int left_;
+};
+
+/// What each of three ranks ends with when rank 1 breaks down in its message `left` of forward and backward.
+inline std::vector<std::string> ends_of_breakdown(context_form form, int left) {
+  std::vector<std::string> ends(3);
+  sizes const s{1, 12, 3, 3, 4};
+  attention_call<float> whole(s);
+  context_options const options{.sequence_length = s.tokens};
+  try {
+    comm::run_threads(3,
+                      [&](comm::threads& ranks) {
+                        auto& mine = ends[static_cast<std::size_t>(ranks.rank())];
+                        exec::host ex({.threads = 1});
+                        auto part = part_of(whole, options.shards(3).positions(ranks.rank()));
+                        breaking comm(ranks.split(0, 0), ranks.rank() == 1 ? left : 1000);
+                        try {
+                          run_part(ex, comm, form, part, options);
+                        } catch (peer_failed const& caught) {
+                          mine = std::string("peer_failed: ") + caught.what();
+                          throw;
+                        } catch (std::exception const& caught) {
+                          mine = caught.what();
+                          throw;
+                        }
+                      },
+                      {.stall_limit = 20});
+  } catch (std::runtime_error const&) { // the first real error, of rank 1
+  }
+  return ends;
 }
 
 } // namespace context_fixture

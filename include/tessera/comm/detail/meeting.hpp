@@ -142,7 +142,8 @@ struct group {
     case fate::stalled:
       throw stalled("E-comm-021", where, why);
     case fate::given_up:
-      throw peer_failed("E-comm-017", where, why);
+      throw peer_failed("E-comm-017", where, text_of(sign), " cannot finish: ",
+                        owner.failure.empty() ? why : owner.failure); // what began it, where that is known
     case fate::fine:
       break;
     }
