@@ -16,6 +16,7 @@
 #include <tessera/core/arena.hpp>
 #include <tessera/nn/tensor_part.hpp>
 #include <tessera/ops/attention.hpp>
+#include <tessera/ops/linear_cross_entropy.hpp>
 #include <tessera/ops/token_positions.hpp>
 
 namespace tessera::inline TESSERA_ABI::nn {
@@ -33,6 +34,7 @@ struct attention_sizes {
 ///
 /// Semantics; n = tensor_ranks(), r = tensor_rank(), M = Ex::memory. Whatever communicates is called by every
 /// rank of the group, in the same order.
+/// - alone(): this rank has the whole model and whole samples, whatever their length.
 /// - tensor_ranks(), tensor_rank(), sequence_parallel(): 0 <= r < n; the ranks that hold parts of the same
 ///   matrices, and whether they share rows too.
 /// - local_sequence(whole): tokens of a sample of `whole` tokens that this rank holds, and
@@ -54,6 +56,7 @@ concept rank_group = std::copyable<P> && exec::space<Ex> &&
     requires(P const& group, Ex& ex, index_t count, view<float, 2, typename Ex::memory> rows,
              view<float, 4, typename Ex::memory> heads, view<float, 3, typename Ex::memory> sums,
              arena<typename Ex::memory>& memory, attention_sizes const& sizes) {
+  { group.alone() } -> std::same_as<bool>;
   { group.tensor_ranks() } -> std::same_as<int>;
   { group.tensor_rank() } -> std::same_as<int>;
   { group.sequence_parallel() } -> std::same_as<bool>;
@@ -86,6 +89,7 @@ constexpr ops::token_positions positions_of(Group const& group, index_t whole, i
 
 /// One rank holds the whole model.
 struct one_rank {
+  static constexpr bool alone() noexcept { return true; }
   static constexpr int tensor_ranks() noexcept { return 1; }
   static constexpr int tensor_rank() noexcept { return 0; }
   static constexpr bool sequence_parallel() noexcept { return false; }
@@ -123,6 +127,15 @@ struct one_rank {
   }
   template <storage_scalar T, memory_space M>
   static constexpr index_t attention_backward_scratch_bytes(attention_sizes const&) noexcept {
+    return 0;
+  }
+
+  template <memory_space M>
+  static constexpr ops::whole_vocabulary statistics_merge(arena<M>&) noexcept {
+    return {};
+  }
+  template <memory_space M>
+  static constexpr index_t statistics_merge_bytes(index_t) noexcept {
     return 0;
   }
 };
