@@ -123,7 +123,7 @@ for manner in MANNERS:
         expect(f"resuming with {what}, {manner}", run(manner, {**same, **changes}), *words)
     if manner == "threads":
         expect("resuming on three ranks", launch([program, "--ranks", "3", *arguments({**same, "steps": 6})]),
-               "E-train-051", "ranks: 2 there, 3 here")
+               "E-train-051", "layout: data 2, zero 1, micro-batch 2 there")
     if snapshot(spoilt / "checkpoints") != before:
         failures.append(f"refused resumptions changed the checkpoints, {manner}")
 

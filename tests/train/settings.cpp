@@ -79,7 +79,9 @@ TEST_CASE("a value that a setting cannot take is an error that says what it can 
       {"family", "bert", "E-train-002", "gpt2|llama"},
       {"family", "gpt2|llama", "E-train-002", "gpt2|llama"},
       {"storage", "fp8", "E-train-002", "fp32|bf16"},
-      {"zero_stage", "2", "E-train-003", "[0"},
+      {"zero_stage", "4", "E-train-003", "[0"},
+      {"tensor", "0", "E-train-003", "[1"},
+      {"pipeline_schedule", "2f2b", "E-train-002", "1f1b|gpipe"},
       {"validation_share", "0.6", "E-train-003", "0.5"},
   };
   for (auto const& c : cases) {

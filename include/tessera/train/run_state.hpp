@@ -19,18 +19,18 @@ struct run_state {
   std::string optimizer = "adamw";
   std::string data; ///< The corpus's fingerprint.
   index_t vocabulary = 0;
-  index_t ranks = 1; ///< With zero_stage and micro_batch: the layout.
+  std::string layout; ///< What decides the rounding of sums over ranks (rounding_of in model_settings.hpp).
 };
 
 /// Of the settings, those that decide the numbers: where a run lies and how often it speaks is not its state.
 inline io::json json_of(run_state const& s) {
-  return {{"format", "tessera run 1"},
+  return {{"format", "tessera run 2"},
           {"step", s.step},
           {"position", s.position},
           {"optimizer", s.optimizer},
           {"data", s.data},
           {"vocabulary", s.vocabulary},
-          {"ranks", s.ranks},
+          {"layout", s.layout},
           {"settings", json_of(s.chosen, true)}};
 }
 
@@ -38,15 +38,15 @@ inline io::json json_of(run_state const& s) {
 inline run_state run_state_of(io::json const& object, std::string const& source, site where = site::here()) {
   try {
     io::json_reader read(object, source, where);
-    if (read.required<std::string>("format", where) != "tessera run 1")
-      throw io_error("E-train-050", where, source, " is of another format than \"tessera run 1\"");
+    if (read.required<std::string>("format", where) != "tessera run 2")
+      throw io_error("E-train-050", where, source, " is of another format than \"tessera run 2\"");
     run_state s;
     s.step = read.required<index_t>("step", where);
     s.position = read.required<index_t>("position", where);
     s.optimizer = read.required<std::string>("optimizer", where);
     s.data = read.required<std::string>("data", where);
     s.vocabulary = read.required<index_t>("vocabulary", where);
-    s.ranks = read.required<index_t>("ranks", where);
+    s.layout = read.required<std::string>("layout", where);
     read.section("settings", where);
     read.finish(where);
     s.chosen = settings_of(object.at("settings"), source + ": settings", where);
@@ -68,7 +68,7 @@ inline std::vector<run_difference> differences(run_state const& saved, run_state
   };
   compare("data", saved.data, current.data);
   compare("optimizer", saved.optimizer, current.optimizer);
-  compare("ranks", std::to_string(saved.ranks), std::to_string(current.ranks));
+  compare("layout", saved.layout, current.layout);
   for (auto const& f : fields)
     if (f.bound == binding::refused)
       compare(f.name, value_text(saved.chosen, f), value_text(current.chosen, f));
@@ -84,7 +84,7 @@ inline void require_same(run_state const& saved, run_state const& current,
     return std::find(allowed.begin(), allowed.end(), name) != allowed.end();
   };
   for (auto const& name : allowed)
-    if (name != "data" && name != "optimizer" && name != "ranks") (void)field_of(name, where);
+    if (name != "data" && name != "optimizer") (void)field_of(name, where);
   std::string list, remedy;
   for (auto const& d : differences(saved, current)) {
     if (is_allowed(d.name)) continue;

@@ -59,7 +59,20 @@ struct settings {
   std::string device = "host";
   index_t ranks = 1;
   index_t threads = 0;
+  std::string layout;
+  index_t data_ranks = 0;
+  index_t tensor = 1;
+  index_t pipeline = 1;
+  index_t context = 1;
   index_t zero_stage = 1;
+  index_t shard_group = 0;
+  bool sequence_parallel = false;
+  std::string context_form = "ring";
+  std::string context_shards = "zigzag";
+  std::string pipeline_schedule = "1f1b";
+  index_t chunks = 1;
+  std::string recompute = "none";
+  bool reproducible = false;
   double bucket_mib = 4;
 
   std::string run = "run";
@@ -78,7 +91,8 @@ struct settings {
 
 /// What a checkpoint says to another value of a setting.
 enum class binding {
-  refused, ///< It decides the run's numbers or their rounding: refused unless it is allowed by name.
+  refused, ///< It decides the run's numbers: refused unless it is allowed by name.
+  layout,  ///< It may decide their rounding: what is compared is the layout of the ranks, as a whole.
   free     ///< It does not.
 };
 
@@ -153,7 +167,7 @@ inline constexpr field fields[] = {
     {"Training", "micro_batch", &settings::micro_batch,
      "Sequences that one rank works on at once; lower it to save memory. Gradients add up over "
      "micro-batches.",
-     binding::refused, 1, 1 << 30},
+     binding::layout, 1, 1 << 30},
     {"Training", "learning_rate", &settings::learning_rate, "The largest learning rate of the schedule."},
     {"Training", "schedule", &settings::schedule,
      "The learning rate after warm-up: 'constant', 'linear' or 'cosine' down to the final share at the last "
@@ -187,9 +201,45 @@ inline constexpr field fields[] = {
     {"Layout", "threads", &settings::threads,
      "Threads of each rank on the host. 0: the machine's cores shared among the ranks.", binding::free, 0,
      4096},
+    {"Layout", "layout", &settings::layout,
+     "How the run lies over the ranks, in one line such as 'data 2 x tensor 2 x pipeline 2, zero 3, 1f1b': "
+     "instead of the settings from here to reproducible, which say the same one by one.",
+     binding::layout},
+    {"Layout", "data_ranks", &settings::data_ranks,
+     "Ranks that take different samples. 0: as many as tensor, pipeline and context leave.", binding::layout,
+     0, 4096},
+    {"Layout", "tensor", &settings::tensor, "Ranks that share each matrix; heads must be a multiple of it.",
+     binding::layout, 1, 4096},
+    {"Layout", "pipeline", &settings::pipeline, "Ranks that share the layers, one stretch of them each.",
+     binding::layout, 1, 4096},
+    {"Layout", "context", &settings::context, "Ranks that share each sequence.", binding::layout, 1, 4096},
     {"Layout", "zero_stage", &settings::zero_stage,
-     "1 shares the optimizer's state among the ranks (ZeRO-1); 0 gives each rank all of it.",
-     binding::refused, 0, 1},
+     "What the ranks with different samples share (ZeRO): 0 nothing, 1 the optimizer's state, 2 the "
+     "gradients "
+     "too, 3 the weights too.",
+     binding::layout, 0, 3},
+    {"Layout", "shard_group", &settings::shard_group,
+     "Share among this many neighbouring ranks, and replicate that over the others. 0: among all.",
+     binding::layout, 0, 4096},
+    {"Layout", "sequence_parallel", &settings::sequence_parallel,
+     "Tensor ranks share the rows between matrices too: less memory for the same messages.", binding::layout},
+    {"Layout", "context_form", &settings::context_form,
+     "Attention over a shared sequence: 'ring' passes keys and values round, 'exchange' heads against "
+     "sequence.",
+     binding::layout, 0, 0, "ring|exchange"},
+    {"Layout", "context_shards", &settings::context_shards,
+     "Which part of a sequence a rank has: 'zigzag' balances the work, 'contiguous' is one stretch.",
+     binding::layout, 0, 0, "zigzag|contiguous"},
+    {"Layout", "pipeline_schedule", &settings::pipeline_schedule,
+     "Order of forwards and backwards on the pipeline's ranks. All give the same bits.", binding::free, 0, 0,
+     "1f1b|gpipe|interleaved|zero_bubble"},
+    {"Layout", "chunks", &settings::chunks,
+     "Stretches of layers on each pipeline rank, with the interleaved schedule.", binding::free, 1, 4096},
+    {"Layout", "recompute", &settings::recompute,
+     "What backward computes again to save memory: nothing, attention, or all of a block.", binding::free, 0,
+     0, "none|attention|unit"},
+    {"Layout", "reproducible", &settings::reproducible,
+     "The same bits on any number of data and pipeline ranks, for more memory and time.", binding::layout},
     {"Layout", "bucket_mib", &settings::bucket_mib,
      "Gradients are reduced in pieces of about this many MiB while the backward pass runs.", binding::free,
      0.001, 65536},

@@ -13,7 +13,8 @@
 
 namespace tessera::inline TESSERA_ABI::train {
 
-/// In the table's order: every setting, or those alone that decide the run's numbers.
+/// In the table's order: every setting, or those alone that decide the run's numbers and are compared one by
+/// one.
 inline io::json json_of(settings const& s, bool bound_alone = false) {
   auto object = io::json::object();
   for (auto const& f : fields)

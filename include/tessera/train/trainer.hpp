@@ -24,6 +24,7 @@
 #include <tessera/train/agreement.hpp>
 #include <tessera/train/checkpoint.hpp>
 #include <tessera/train/corpus.hpp>
+#include <tessera/train/layout_settings.hpp>
 #include <tessera/train/machine.hpp>
 #include <tessera/train/metrics.hpp>
 #include <tessera/train/micro_batches.hpp>
@@ -53,11 +54,12 @@ public:
         shown_(options.out, {.terminal = options.terminal,
                              .every = settings_.log_every,
                              .silent = options.out == nullptr || comm.rank() != 0}),
-        text_(open_corpus(comm, settings_, where)), order_(text_.training.size(), {.seed = seed()}),
+        text_(open_corpus(comm, settings_, where)), layout_(replicated(where)),
+        order_(text_.training.size(), {.seed = seed()}),
         share_(layout::shard_of(settings_.batch, comm.size(), comm.rank())),
         model_(model_config(settings_, text_.vocabulary), largest_micro_batch(), {.meter = &memory_}, where),
         replicas_(comm, ex, parallel::flat_model_of(model_.store()), adamw_options(settings_),
-                  {.zero = narrow<int>(settings_.zero_stage),
+                  {.zero = layout_.zero,
                    .bucket_bytes = static_cast<index_t>(settings_.bucket_mib * (1 << 20)),
                    .meter = &memory_},
                   where),
@@ -124,9 +126,19 @@ private:
     return chosen;
   }
 
+  parallel::training_layout replicated(site where) const {
+    auto const l = layout_of(settings_, where)
+                       .resolved(model_config(settings_, text_.vocabulary),
+                                 {.batch = settings_.batch, .ranks = comm_.size()}, where);
+    if (l.data != comm_.size() || l.zero > 1 || l.shard_group != 0 || l.reproducible ||
+        l.recompute != nn::recomputation::none)
+      throw config_error("E-train-007", where, "the trainer does not take the layout ", text_of(l));
+    return l;
+  }
+
   nn::batch_shape largest_micro_batch() const {
     auto const largest_share = layout::shard_of(settings_.batch, comm_.size(), 0).size();
-    return {(std::min)(settings_.micro_batch, largest_share), settings_.sequence_length};
+    return {(std::min)(layout_.micro_batch, largest_share), settings_.sequence_length};
   }
 
   /// Weights in storage precision, masters in fp32: both from the same numbers.
@@ -143,7 +155,7 @@ private:
             .chosen = settings_,
             .data = text_.fingerprint,
             .vocabulary = text_.vocabulary,
-            .ranks = comm_.size()};
+            .layout = rounding_of(layout_)};
   }
 
   void resume(site where) {
@@ -184,7 +196,7 @@ private:
     auto const start = clock::now();
     auto const waited = comm_.meter().total().seconds;
     auto const first = first_position_ + step_ * settings_.batch;
-    auto const parts = micro_batches(share_, settings_.micro_batch);
+    auto const parts = micro_batches(share_, layout_.micro_batch);
     nn::loss_sum loss;
     for (auto const& part : parts) {
       auto const [tokens, targets] = fill(
@@ -276,6 +288,7 @@ private:
   progress shown_;
   memory_meter memory_;
   corpus text_;
+  parallel::training_layout layout_;
   data::sampler order_;
   layout::range share_; ///< Of the batch's samples: this rank's.
   nn::model<Ex, T, gradient> model_;
