@@ -22,6 +22,7 @@ WITHOUT_HEADER = {
     "tests/train/cuda/step_bf16.cu",
     "tests/train/cuda/trainer.cu",
     "tests/parallel/invariant.cpp",
+    "tests/parallel/cuda/context_attention.cu",
     "tests/parallel/cuda/overlapped_linear.cu",
     "tests/comm/mpi_calls.cpp",
     "tests/ops/cuda/elementary.cu",
