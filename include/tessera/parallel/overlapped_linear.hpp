@@ -30,7 +30,7 @@ struct overlap_options {
   /// Rows of each rank's block; the blocks follow one another. Empty: even shares, by layout::shard_of.
   std::span<index_t const> rows = {};
   /// Pieces of each rank's block. More of them hide more of the messages; too short ones multiply slowly.
-  int chunks = 4;
+  int chunks = 2;
   /// How linear_scatter and gather_linear_backward add the ranks' summands.
   comm::summation order = comm::summation::rank_order;
 };
