@@ -95,6 +95,9 @@ inline constexpr operation operations[] = {
     {"rotary", "rotary", hidden, 2, each<3>},
     {"scale", "scale", wide, 2, each<1>},
     {"scale", "fill", wide, 1, each<0>},
+    {"sliced_cross_entropy", "softmax_statistics", logits, 1, each<16>},
+    {"sliced_cross_entropy", "cross_entropy_of", logits, 2, each<16>},
+    {"sliced_cross_entropy", "merge_softmax_statistics", {4096, 4, 8}, 9, each<16>},
     {"swiglu", "swiglu", {1024, 2048}, 3, each<22>},
     {"swiglu", "swiglu_backward", {1024, 2048}, 5, each<28>},
 };

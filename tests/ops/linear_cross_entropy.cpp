@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "support/reference.hpp"
+#include "support/thrown.hpp"
 
 using namespace tessera;
 using reference::doubles;
@@ -85,7 +86,95 @@ void compare(index_t rows, index_t width, index_t classes, ops::linear_cross_ent
   CHECK(evaluated.count == loss.count);
 }
 
+/// Ranks that hold slices of the vocabulary, one after the other: a first round leaves each one's statistics,
+/// a second one merges what was left.
+template <class T, class G>
+void compare_sliced(index_t rows, index_t width, index_t classes, std::vector<index_t> const& cuts,
+                    ops::linear_cross_entropy_options<> options) {
+  CAPTURE(rows);
+  CAPTURE(cuts.size());
+  CAPTURE(options.chunk_rows);
+  exec::host ex({.threads = reference::threads(2)});
+  auto in = reference::normal<T, 2>({rows, width}, 1),
+       weight = reference::normal<T, 2>({classes, width}, 2, 0.5f);
+  auto targets = reference::integers(rows, static_cast<std::int32_t>(classes), 3);
+  if (rows > 2) targets(2) = ops::ignore_index;
+  auto d_weight = reference::normal<G, 2>({classes, width}, 4);
+  auto const before = doubles(d_weight.span());
+  exact expected(rows, width, classes, doubles(in.span()), doubles(weight.span()), targets.span(), options);
+  if (options.accumulate)
+    for (std::size_t i = 0; i < before.size(); ++i) expected.d_weight[i] += before[i];
+
+  auto const ranks = static_cast<index_t>(cuts.size()) - 1;
+  auto const chunk = options.chunk_rows > 0 ? std::min(options.chunk_rows, rows) : rows;
+  std::vector<tensor<float, 3>> left; // one for each chunk
+  for (index_t row = 0; row < rows; row += chunk)
+    left.emplace_back(extents<3>{ranks, std::min(chunk, rows - row), 4});
+  std::vector<double> d_in(static_cast<std::size_t>(rows * width));
+  options.classes = classes;
+  for (auto round : {0, 1})
+    for (index_t rank = 0; rank < ranks; ++rank) {
+      auto const begin = cuts[static_cast<std::size_t>(rank)], end = cuts[static_cast<std::size_t>(rank) + 1];
+      options.first_class = begin;
+      std::size_t call = 0;
+      auto const merge = [&](exec::host& space, view<float, 2> statistics) {
+        auto const parts = left[call++].view();
+        if (round == 1) return ops::merge_softmax_statistics(space, statistics, parts);
+        for (index_t i = 0; i < statistics.size(); ++i) parts[rank].data()[i] = statistics.data()[i];
+      };
+      tensor<T, 2> part({rows, width});
+      arena<> memory(ops::linear_cross_entropy_scratch_bytes<T>(rows, end - begin, options.chunk_rows, true));
+      ops::linear_cross_entropy_gradients<T, G> gradients;
+      if (round == 1) gradients = {part, d_weight.view().slice(0, begin, end)};
+      auto const loss = ops::linear_cross_entropy(ex, gradients, in, weight.view().slice(0, begin, end),
+                                                  targets, options, memory, merge);
+      CHECK(call == left.size());
+      CHECK(memory.peak() == memory.capacity());
+      if (round == 0) continue;
+      CHECK(loss.count == expected.count);
+      CHECK(std::fabs(loss.sum - expected.sum) <= reference::tolerance<T>() * std::fabs(expected.sum));
+      for (std::size_t i = 0; i < d_in.size(); ++i)
+        d_in[i] += static_cast<double>(static_cast<float>(part.data()[i]));
+    }
+  tensor<float, 2> sum({rows, width});
+  for (std::size_t i = 0; i < d_in.size(); ++i) sum.data()[i] = static_cast<float>(d_in[i]);
+  CHECK(max_relative_error(sum, expected.d_in) < 2 * reference::tolerance<T>());
+  CHECK(max_relative_error(d_weight, expected.d_weight) < 2 * reference::tolerance<T>());
+}
+
 } // namespace
+
+TEST_CASE("ranks with slices of the vocabulary get the whole loss and their parts of the gradients") {
+  for (auto const& cuts : {std::vector<index_t>{0, 37}, {0, 18, 37}, {0, 0, 11, 11, 30, 37, 37}})
+    for (index_t chunk : {0, 1, 5}) {
+      compare_sliced<float, float>(17, 13, 37, cuts, {.chunk_rows = chunk});
+      compare_sliced<bf16, float>(17, 13, 37, cuts,
+                                  {.label_smoothing = 0.1f,
+                                   .z_loss = 0.01f,
+                                   .gradient_scale = 0.5f,
+                                   .accumulate = true,
+                                   .chunk_rows = chunk});
+    }
+  compare_sliced<float, float>(0, 3, 5, {0, 2, 5}, {});
+  compare_sliced<float, float>(1, 1, 2, {0, 1, 2}, {});
+}
+
+TEST_CASE("a slice of the vocabulary needs a merge") {
+  exec::host ex({.threads = 1});
+  tensor<float, 2> in({4, 3}), weight({6, 3});
+  tensor<std::int32_t, 1> targets({4});
+  arena<> memory(ops::linear_cross_entropy_scratch_bytes<float>(4, 6, 0, true));
+  auto const id_of = [&](ops::linear_cross_entropy_options<> const& options, auto&& merge) {
+    return test::error_of<size_error>([&] {
+             ops::linear_cross_entropy<exec::host, float, float>(ex, {}, in, weight, targets, options, memory,
+                                                                 merge);
+           })
+        .id;
+  };
+  CHECK(id_of({.classes = 7}, ops::whole_vocabulary{}) == "E-ops-015");
+  CHECK(id_of({.first_class = 2, .classes = 7}, [](exec::host&, view<float, 2>) {}) == "E-ops-014");
+  CHECK(memory.used() == 0);
+}
 
 TEST_CASE("loss and gradients of the head are those of float64 whatever the chunk") {
   for (index_t chunk : {0, 1, 3, 17, 100}) {

@@ -40,6 +40,23 @@ struct sum_and_count {
   double count = 0; ///< Of the rows that are not ignored.
 };
 
+/// What the softmax of some of a row's logits comes to.
+struct softmax_part {
+  float maximum = -0x1.fffffep+127f; ///< The lowest finite number: rows may begin with minus infinities.
+  float exponential_sum = 0;         ///< Of exp(x - maximum).
+  float logit_sum = 0;
+};
+
+/// That of both parts' logits.
+TESSERA_HOST_DEVICE inline softmax_part merged(softmax_part const& a, softmax_part const& b) noexcept {
+  softmax_part both;
+  both.maximum = elementary::larger(a.maximum, b.maximum);
+  both.exponential_sum = a.exponential_sum * elementary::exp(a.maximum - both.maximum) +
+                         b.exponential_sum * elementary::exp(b.maximum - both.maximum);
+  both.logit_sum = a.logit_sum + b.logit_sum;
+  return both;
+}
+
 /// What one row's softmax comes to.
 struct softmax_row {
   float maximum = 0;
@@ -47,6 +64,14 @@ struct softmax_row {
   float log_sum = 0;         ///< log(sum exp x).
   float mean = 0;            ///< Of the logits; needed for label smoothing only.
 };
+
+/// The row whose logits are all in `part`.
+template <memory_space M>
+TESSERA_HOST_DEVICE softmax_row row_of(softmax_part const& part, index_t classes,
+                                       cross_entropy_options<M> const& options) noexcept {
+  return {part.maximum, part.exponential_sum, part.maximum + elementary::log(part.exponential_sum),
+          options.label_smoothing > 0 ? part.logit_sum / static_cast<float>(classes) : 0.0f};
+}
 
 template <memory_space M>
 TESSERA_HOST_DEVICE float cross_entropy_loss(softmax_row row, float target_logit,
@@ -68,6 +93,22 @@ struct cross_entropy_slope {
         target(options.gradient_scale * (1.0f - options.label_smoothing)) {}
 };
 
+namespace detail {
+
+template <memory_space M>
+void require_loss_options(char const* operation, cross_entropy_options<M> const& options, site where) {
+  require_extents_or_none(operation, "totals", options.totals, {2}, where);
+  require_contiguous(operation, "totals", options.totals, where);
+  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1))
+    throw config_error("E-ops-005", where, operation, ": label_smoothing is ", options.label_smoothing,
+                       ", must lie in [0, 1]");
+  if (!(options.z_loss >= 0))
+    throw config_error("E-ops-006", where, operation, ": z_loss is ", options.z_loss,
+                       ", must not be negative");
+}
+
+} // namespace detail
+
 /// One implementation a backend: `run(ex, logits, losses, targets, options, where)`.
 template <class Backend>
 struct cross_entropy_on;
@@ -88,14 +129,7 @@ sum_and_count cross_entropy(Ex& ex, view<T, 2, typename Ex::memory> logits,
   require_extents("cross_entropy", "targets", targets, {logits.extent(0)}, where);
   require_contiguous("cross_entropy", "losses", losses, where);
   require_contiguous("cross_entropy", "targets", targets, where);
-  require_extents_or_none("cross_entropy", "totals", options.totals, {2}, where);
-  require_contiguous("cross_entropy", "totals", options.totals, where);
-  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1))
-    throw config_error("E-ops-005", where, "cross_entropy: label_smoothing is ", options.label_smoothing,
-                       ", must lie in [0, 1]");
-  if (!(options.z_loss >= 0))
-    throw config_error("E-ops-006", where, "cross_entropy: z_loss is ", options.z_loss,
-                       ", must not be negative");
+  detail::require_loss_options("cross_entropy", options, where);
   return cross_entropy_on<typename Ex::backend>::run(ex, logits, losses, targets, options, where);
 }
 

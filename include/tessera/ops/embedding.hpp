@@ -17,6 +17,7 @@
 
 #include <tessera/core/scalar.hpp>
 #include <tessera/exec/space.hpp>
+#include <tessera/ops/detail/vocabulary_slice.hpp>
 #include <tessera/ops/shapes.hpp>
 #include <tessera/ops/token_positions.hpp>
 
@@ -46,31 +47,11 @@ inline void require_positions(char const* operation, token_positions positions, 
                      " are asked for, there are ", rows, ", each of which can be asked for once");
 }
 
-/// Which tokens a table of `rows` rows holds.
-struct token_slice {
-  index_t first, rows, vocabulary;
-
-  token_slice(char const* operation, index_t first_token, index_t table_rows, index_t whole, site where)
-      : first(first_token), rows(table_rows), vocabulary(whole == 0 ? table_rows : whole) {
-    if (first < 0 || rows > vocabulary || first > vocabulary - rows)
-      throw size_error("E-ops-014", where, operation, ": tokens ", first, " + ", rows,
-                       " are no part of a vocabulary of ", vocabulary);
-  }
-
-  TESSERA_HOST_DEVICE constexpr bool has_token(index_t token) const noexcept {
-    return token >= 0 && token < vocabulary;
-  }
-  /// The token's row of the table, or -1 where it is another slice's.
-  TESSERA_HOST_DEVICE constexpr index_t row(index_t token) const noexcept {
-    return token >= first && token - first < rows ? token - first : -1;
-  }
-};
-
 } // namespace detail
 
 /// One implementation a backend: `forward(ex, out, tokens, table, slice, positions, places, where)` and
 /// `backward(ex, d_table, slice, d_positions, d_out, tokens, options, where)`, where `slice` is a
-/// detail::token_slice and `places` are token_positions.
+/// detail::vocabulary_slice and `places` are token_positions.
 template <class Backend>
 struct embedding_on;
 
@@ -90,7 +71,7 @@ void embedding(Ex& ex, view<T, 2, typename Ex::memory> out,
   require_dense_rows(name, "positions", positions, where);
   if (positions.data() != nullptr)
     detail::require_positions(name, options.positions, tokens.extent(1), positions.extent(0), where);
-  detail::token_slice const slice(name, options.first_token, table.extent(0), options.vocabulary, where);
+  detail::vocabulary_slice const slice(name, options.first_token, table.extent(0), options.vocabulary, where);
   embedding_on<typename Ex::backend>::forward(ex, out, tokens, table, slice, positions, options.positions,
                                               where);
 }
@@ -113,7 +94,8 @@ void embedding_backward(Ex& ex, view<G, 2, typename Ex::memory> d_table,
   require_dense_rows(name, "d_positions", d_positions, where);
   if (d_positions.data() != nullptr)
     detail::require_positions(name, options.positions, tokens.extent(1), d_positions.extent(0), where);
-  detail::token_slice const slice(name, options.first_token, d_table.extent(0), options.vocabulary, where);
+  detail::vocabulary_slice const slice(name, options.first_token, d_table.extent(0), options.vocabulary,
+                                       where);
   embedding_on<typename Ex::backend>::backward(
       ex, d_table, slice, d_positions, view<std::remove_const_t<T> const, 2, typename Ex::memory>(d_out),
       tokens, options, where);

@@ -97,6 +97,58 @@ TEST_CASE("loss and gradients of the head on CUDA are those of float64 whatever 
   compare<float, float>(1, 1, 2, 0, false);
 }
 
+TEST_CASE_TEMPLATE("ranks with slices of the vocabulary get the whole loss and their parts on CUDA", T, float,
+                   bf16) {
+  // One after the other: a first round leaves each rank's statistics, a second one merges what was left.
+  exec::cuda ex;
+  index_t const rows = 13, width = 16, classes = 43, cuts[] = {0, 17, 17, 43}, ranks = 3, chunk = 8;
+  auto const in = reference::normal<T, 2>({rows, width}, 1),
+             weight = reference::normal<T, 2>({classes, width}, 2, 0.5f);
+  auto targets = reference::integers(rows, static_cast<std::int32_t>(classes), 3);
+  targets(2) = ops::ignore_index;
+  exact const expected(rows, width, classes, reference::doubles(in.span()), reference::doubles(weight.span()),
+                       targets.span(), 0.5f);
+  on_device<T, 2> device_in(ex, in), device_weight(ex, weight);
+  on_device<float, 2> d_weight(ex, {classes, width});
+  on_device<std::int32_t, 1> device_targets(ex, targets);
+  tensor<float, 3, exec::cuda_memory> left[] = {
+      tensor<float, 3, exec::cuda_memory>({ranks, chunk, 4}),
+      tensor<float, 3, exec::cuda_memory>({ranks, rows - chunk, 4})};
+  numbers d_in(expected.d_in.size());
+  for (auto round : {0, 1})
+    for (index_t rank = 0; rank < ranks; ++rank) {
+      auto const begin = cuts[rank], end = cuts[rank + 1];
+      int call = 0;
+      auto const merge = [&](exec::cuda& space, view<float, 2, exec::cuda_memory> statistics) {
+        auto const parts = left[call++].view();
+        if (round == 1)
+          ops::merge_softmax_statistics(space, statistics, parts);
+        else
+          exec::copy(space, parts[rank].span(),
+                     memory_span<float const, exec::cuda_memory>(statistics.span()));
+      };
+      on_device<T, 2> part(ex, {rows, width});
+      device_arena memory(
+          ops::linear_cross_entropy_scratch_bytes<T, exec::cuda_memory>(rows, end - begin, chunk, true));
+      ops::linear_cross_entropy_gradients<T, float, exec::cuda_memory> gradients;
+      if (round == 1) gradients = {part, d_weight.view().slice(0, begin, end)};
+      auto const loss = ops::linear_cross_entropy(
+          ex, gradients, device_in, device_weight.view().slice(0, begin, end), device_targets,
+          {.gradient_scale = 0.5f, .chunk_rows = chunk, .first_class = begin, .classes = classes}, memory,
+          merge);
+      CHECK(call == 2);
+      if (round == 0) continue;
+      CHECK(loss.count == expected.count);
+      CHECK(std::fabs(loss.sum - expected.sum) <= reference::tolerance<T>() * std::fabs(expected.sum));
+      auto const summand = reference::doubles(part.read(ex).span());
+      for (std::size_t i = 0; i < d_in.size(); ++i) d_in[i] += summand[i];
+    }
+  tensor<float, 2> sum({rows, width});
+  for (std::size_t i = 0; i < d_in.size(); ++i) sum.data()[i] = static_cast<float>(d_in[i]);
+  CHECK(reference::max_relative_error(sum, expected.d_in) < 2 * reference::tolerance<T>());
+  CHECK(reference::max_relative_error(d_weight.read(ex), expected.d_weight) < 2 * reference::tolerance<T>());
+}
+
 TEST_CASE("no rows give no loss and zero gradients on CUDA") {
   exec::cuda ex;
   on_device<float, 2> in(ex, {0, 3}), weight(ex, {5, 3}),

@@ -16,37 +16,26 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 namespace cuda_detail {
 
-/// The softmax of some of a row's elements.
-struct softmax_part {
-  float maximum = -0x1.fffffep+127f; // the lowest finite number: rows may begin with minus infinities
-  float exponentials = 0;            // of x - maximum
-  float logits = 0;
-
-  template <int N>
-  __device__ __forceinline__ void add(float const (&x)[N]) {
-    auto higher = maximum;
+/// Takes N more logits into the part.
+template <int N>
+__device__ __forceinline__ void add_logits(softmax_part& part, float const (&x)[N]) {
+  auto higher = part.maximum;
 #pragma unroll
-    for (int i = 0; i < N; ++i) higher = elementary::larger(higher, x[i]);
-    if (higher > maximum) {
-      exponentials *= elementary::exp(maximum - higher);
-      maximum = higher;
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      exponentials += elementary::exp(x[i] - maximum);
-      logits += x[i];
-    }
+  for (int i = 0; i < N; ++i) higher = elementary::larger(higher, x[i]);
+  if (higher > part.maximum) {
+    part.exponential_sum *= elementary::exp(part.maximum - higher);
+    part.maximum = higher;
   }
-};
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    part.exponential_sum += elementary::exp(x[i] - part.maximum);
+    part.logit_sum += x[i];
+  }
+}
 
 struct merge_softmax {
   __device__ softmax_part operator()(softmax_part const& a, softmax_part const& b) const {
-    softmax_part both;
-    both.maximum = elementary::larger(a.maximum, b.maximum);
-    both.exponentials = a.exponentials * elementary::exp(a.maximum - both.maximum) +
-                        b.exponentials * elementary::exp(b.maximum - both.maximum);
-    both.logits = a.logits + b.logits;
-    return both;
+    return merged(a, b);
   }
 };
 
@@ -82,52 +71,27 @@ __device__ void fill_row(T* x, index_t classes, float value) {
   for (auto i = index_t{threadIdx.x}; i < classes; i += blockDim.x) x[i] = T(value);
 }
 
+/// The part of a row that this thread reads, of a block of `Threads`.
 template <int Threads, storage_scalar T>
-TESSERA_KERNEL void __launch_bounds__(Threads, 1536 / Threads)
-    cross_entropy_kernel(T* logits, index_t stride, index_t classes, float* losses,
-                         std::int32_t const* targets, cross_entropy_options<cuda_memory> options,
-                         fault_flag flag) {
-  using reduce = cub::BlockReduce<softmax_part, Threads>;
-  constexpr int n = row_pieces<T>::n;
-  __shared__ typename reduce::TempStorage storage;
-  __shared__ softmax_row shared_row;
-  auto const row = index_t{blockIdx.x};
-  auto* x = logits + row * stride;
-  auto const target = targets[row];
-  auto const is_class = target >= 0 && target < classes;
-  if (!is_class) {
-    auto const ignored = target == ignore_index;
-    constexpr auto not_a_number = std::bit_cast<float>(0x7fc00000u);
-    if (threadIdx.x == 0) {
-      losses[row] = ignored ? 0.0f : not_a_number;
-      if (!ignored) flag.raise(row, target);
-    }
-    if (options.write_gradient) fill_row(x, classes, ignored ? 0.0f : not_a_number);
-    return;
-  }
-
-  row_pieces<T> const pieces(x, classes);
+__device__ __forceinline__ softmax_part softmax_of_thread(T const* x, row_pieces<T> const& pieces) {
   softmax_part part;
   for (auto p = index_t{threadIdx.x}; p < pieces.packs; p += Threads) {
-    float value[n];
+    float value[row_pieces<T>::n];
     exec::load_pack(value, x + pieces.pack(p));
-    part.add(value);
+    add_logits(part, value);
   }
   for (auto s = index_t{threadIdx.x}; s < pieces.single; s += Threads) {
     float const value[1] = {static_cast<float>(x[pieces.element(s)])};
-    part.add(value);
+    add_logits(part, value);
   }
-  part = reduce(storage).Reduce(part, merge_softmax{});
-  if (threadIdx.x == 0) {
-    shared_row = {part.maximum, part.exponentials, part.maximum + elementary::log(part.exponentials),
-                  options.label_smoothing > 0 ? part.logits / static_cast<float>(classes) : 0.0f};
-    losses[row] = cross_entropy_loss(shared_row, static_cast<float>(x[target]), options);
-  }
-  if (!options.write_gradient) return;
-  __syncthreads();
+  return part;
+}
 
-  cross_entropy_slope const g(shared_row, classes, options);
-  auto const maximum = shared_row.maximum;
+/// Turns a row of logits into its gradient, last elements first; `target` stands among them, or outside.
+template <int Threads, storage_scalar T>
+__device__ __forceinline__ void write_slopes(T* x, row_pieces<T> const& pieces, float maximum,
+                                             cross_entropy_slope const& g, index_t target) {
+  constexpr int n = row_pieces<T>::n;
   auto const elsewhere = [&](float logit) { return elementary::exp(logit - maximum) * g.slope - g.even; };
   for (auto s = index_t{threadIdx.x}; s < pieces.single; s += Threads) {
     auto const i = pieces.element(s);
@@ -147,6 +111,42 @@ TESSERA_KERNEL void __launch_bounds__(Threads, 1536 / Threads)
     }
     exec::store_pack(x + first, value);
   }
+}
+
+template <int Threads, storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(Threads, 1536 / Threads)
+    cross_entropy_kernel(T* logits, index_t stride, index_t classes, float* losses,
+                         std::int32_t const* targets, cross_entropy_options<cuda_memory> options,
+                         fault_flag flag) {
+  using reduce = cub::BlockReduce<softmax_part, Threads>;
+  __shared__ typename reduce::TempStorage storage;
+  __shared__ softmax_row shared_row;
+  auto const row = index_t{blockIdx.x};
+  auto* x = logits + row * stride;
+  auto const target = targets[row];
+  auto const is_class = target >= 0 && target < classes;
+  if (!is_class) {
+    auto const ignored = target == ignore_index;
+    constexpr auto not_a_number = std::bit_cast<float>(0x7fc00000u);
+    if (threadIdx.x == 0) {
+      losses[row] = ignored ? 0.0f : not_a_number;
+      if (!ignored) flag.raise(row, target);
+    }
+    if (options.write_gradient) fill_row(x, classes, ignored ? 0.0f : not_a_number);
+    return;
+  }
+
+  row_pieces<T> const pieces(x, classes);
+  auto const part = reduce(storage).Reduce(softmax_of_thread<Threads>(x, pieces), merge_softmax{});
+  if (threadIdx.x == 0) {
+    auto const whole = row_of(part, classes, options);
+    shared_row = whole;
+    losses[row] = cross_entropy_loss(whole, static_cast<float>(x[target]), options);
+  }
+  if (!options.write_gradient) return;
+  __syncthreads();
+  write_slopes<Threads>(x, pieces, shared_row.maximum, cross_entropy_slope(shared_row, classes, options),
+                        target);
 }
 
 inline constexpr int total_threads = 256;
@@ -169,6 +169,34 @@ TESSERA_KERNEL void __launch_bounds__(total_threads)
   totals[1] = all.count + (add ? totals[1] : 0);
 }
 
+/// start(the threads of a block that takes a row of so many classes).
+template <class Start>
+void with_threads(index_t classes, Start&& start) {
+  if (classes <= 4096)
+    start(std::integral_constant<int, 128>{});
+  else
+    start(std::integral_constant<int, 512>{});
+}
+
+struct loss_totals {};
+
+/// Adds the losses up, into totals or for the caller, who then waits.
+template <exec::cuda_space Ex>
+sum_and_count total_of(Ex& ex, view<float, 1, cuda_memory> losses,
+                       view<std::int32_t const, 1, cuda_memory> targets, view<double, 1, cuda_memory> totals,
+                       site where) {
+  auto const waits = totals.empty();
+  auto* sums =
+      waits ? ex.template handle<exec::scratch<loss_totals, cuda_memory>>().template take<double>(2, where)
+            : totals.data();
+  exec::launch(ex, {.block = dim3(total_threads), .where = where}, loss_totals_kernel<float>, sums,
+               static_cast<float const*>(losses.data()), targets.data(), losses.size(), !waits);
+  if (!waits) return {};
+  double result[2];
+  exec::copy(ex, std::span<double>(result), device_span<double const, cuda_memory>(sums, 2), where);
+  return {result[0], result[1]};
+}
+
 } // namespace cuda_detail
 
 template <>
@@ -182,28 +210,12 @@ struct cross_entropy_on<exec::cuda_backend> {
     auto const rows = logits.extent(0), classes = logits.extent(1);
     if (rows == 0) return {};
     auto const flag = ex.template handle<faults>().expect(fault::target, classes, where);
-    auto const start = [&](auto threads) {
+    with_threads(classes, [&](auto threads) {
       exec::launch(ex, {.grid = exec::grid_of(rows), .block = dim3(decltype(threads)::value), .where = where},
                    cross_entropy_kernel<decltype(threads)::value, T>, logits.data(), logits.stride(0),
                    classes, losses.data(), targets.data(), options, flag);
-    };
-    if (classes <= 4096)
-      start(std::integral_constant<int, 128>{});
-    else
-      start(std::integral_constant<int, 512>{});
-
-    auto const waits = options.totals.empty();
-    auto* totals =
-        waits
-            ? ex.template handle<exec::scratch<cross_entropy_on, exec::cuda_memory>>().template take<double>(
-                  2, where)
-            : options.totals.data();
-    exec::launch(ex, {.block = dim3(total_threads), .where = where}, loss_totals_kernel<float>, totals,
-                 static_cast<float const*>(losses.data()), targets.data(), rows, !waits);
-    if (!waits) return {};
-    double result[2];
-    exec::copy(ex, std::span<double>(result), device_span<double const, exec::cuda_memory>(totals, 2), where);
-    return {result[0], result[1]};
+    });
+    return total_of(ex, losses, targets, options.totals, where);
   }
 };
 

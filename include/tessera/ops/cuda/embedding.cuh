@@ -32,15 +32,15 @@ struct matrix_rows {
 template <storage_scalar T>
 TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
     embedding_kernel(matrix_rows<T> out, view<std::int32_t const, 2, cuda_memory> tokens,
-                     matrix_rows<T const> table, detail::token_slice slice, matrix_rows<T const> positions,
-                     token_positions places, index_t width, fault_flag flag) {
+                     matrix_rows<T const> table, detail::vocabulary_slice slice,
+                     matrix_rows<T const> positions, token_positions places, index_t width, fault_flag flag) {
   constexpr int n = exec::pack_size<T>;
   auto const row = index_t{blockIdx.x} * embedding_rows + threadIdx.y;
   if (row >= tokens.size()) return;
   auto const t = row % tokens.extent(1);
   auto const token = *tokens.address(row / tokens.extent(1), t);
-  auto const known = slice.has_token(token);
-  auto const at = slice.row(token);
+  auto const known = slice.known(token);
+  auto const at = slice.place_of(token);
   if (!known && threadIdx.x == 0) flag.raise(row, token);
   // What a token of another slice embeds to, and what is none: NaN.
   auto const elsewhere = known ? 0.0f : std::bit_cast<float>(0x7fc00000u);
@@ -65,13 +65,13 @@ TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
 template <std::unsigned_integral Key>
 TESSERA_KERNEL void __launch_bounds__(256)
     token_keys_kernel(Key* keys, std::int32_t* rows, view<std::int32_t const, 2, cuda_memory> tokens,
-                      detail::token_slice slice, fault_flag flag) {
+                      detail::vocabulary_slice slice, fault_flag flag) {
   auto const row = index_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= tokens.size()) return;
   auto const token = *tokens.address(row / tokens.extent(1), row % tokens.extent(1));
-  if (!slice.has_token(token)) flag.raise(row, token);
-  auto const at = slice.row(token);
-  keys[row] = static_cast<Key>(at >= 0 ? at : slice.rows);
+  if (!slice.known(token)) flag.raise(row, token);
+  auto const at = slice.place_of(token);
+  keys[row] = static_cast<Key>(at >= 0 ? at : slice.size);
   rows[row] = static_cast<std::int32_t>(row);
 }
 
@@ -97,9 +97,12 @@ struct rows_of_token {
   std::int32_t const* first;
   std::int32_t const* rows;
 
-  __device__ index_t begin(index_t token) const { return first[token]; }
-  __device__ index_t end(index_t token) const { return first[token + 1]; }
-  __device__ index_t row(index_t k, index_t) const { return rows[k]; }
+  struct list {
+    std::int32_t const* rows;
+    index_t begin, end;
+    __device__ index_t row(index_t k) const { return rows[k]; }
+  };
+  __device__ list of(index_t token) const { return {rows, first[token], first[token + 1]}; }
 };
 
 /// Those of its position, one of each sample.
@@ -107,12 +110,13 @@ struct rows_of_position {
   index_t samples, length;
   token_positions places;
 
-  __device__ index_t begin(index_t) const { return 0; }
-  __device__ index_t end(index_t position) const {
-    return places.token_at(position, length) >= 0 ? samples : 0;
-  }
-  __device__ index_t row(index_t k, index_t position) const {
-    return k * length + places.token_at(position, length);
+  struct list {
+    index_t length, token, begin, end;
+    __device__ index_t row(index_t k) const { return k * length + token; }
+  };
+  __device__ list of(index_t position) const {
+    auto const token = places.token_at(position, length);
+    return {length, token, 0, token >= 0 ? samples : 0};
   }
 };
 
@@ -126,14 +130,14 @@ TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
   auto const column = (index_t{blockIdx.y} * embedding_lanes + threadIdx.x) * n;
   auto const left = width - column;
   if (i >= count || left <= 0) return;
-  auto const begin = rows.begin(i), end = rows.end(i);
-  if (begin == end && accumulate) return;
+  auto const mine = rows.of(i);
+  if (mine.begin == mine.end && accumulate) return;
   float sum[n] = {};
   if (accumulate) exec::load_part(sum, out.at(i, column), left, out.aligned);
 #pragma unroll 2
-  for (auto k = begin; k < end; ++k) {
+  for (auto k = mine.begin; k < mine.end; ++k) {
     float value[n];
-    exec::load_part(value, in.at(rows.row(k, i), column), left, in.aligned);
+    exec::load_part(value, in.at(mine.row(k), column), left, in.aligned);
 #pragma unroll
     for (int j = 0; j < n; ++j) sum[j] += value[j];
   }
@@ -149,7 +153,7 @@ struct embedding_on<exec::cuda_backend> {
 
   template <exec::cuda_space Ex, storage_scalar T>
   static void forward(Ex& ex, device_view<T, 2> out, device_view<std::int32_t const, 2> tokens,
-                      device_view<T const, 2> table, detail::token_slice slice,
+                      device_view<T const, 2> table, detail::vocabulary_slice slice,
                       device_view<T const, 2> positions, token_positions places, site where) {
     using namespace cuda_detail;
     auto const flag =
@@ -163,7 +167,7 @@ struct embedding_on<exec::cuda_backend> {
   }
 
   template <exec::cuda_space Ex, storage_scalar G, storage_scalar T>
-  static void backward(Ex& ex, device_view<G, 2> d_table, detail::token_slice slice,
+  static void backward(Ex& ex, device_view<G, 2> d_table, detail::vocabulary_slice slice,
                        device_view<G, 2> d_positions, device_view<T const, 2> d_out,
                        device_view<std::int32_t const, 2> tokens, embedding_backward_options const& options,
                        site where) {
@@ -189,10 +193,10 @@ private:
 
   template <exec::cuda_space Ex>
   static cuda_detail::rows_of_token sorted(Ex& ex, device_view<std::int32_t const, 2> tokens,
-                                           detail::token_slice slice, site where) {
+                                           detail::vocabulary_slice slice, site where) {
     using namespace cuda_detail;
     auto const count = narrow<std::int32_t>(tokens.size(), where);
-    auto const classes = slice.rows;
+    auto const classes = slice.size;
     auto const limit = static_cast<std::uint32_t>(narrow<std::int32_t>(classes, where));
     auto* keys = take<keys_in, std::uint32_t>(ex, count, where);
     auto* keys_sorted = take<keys_out, std::uint32_t>(ex, count, where);

@@ -5,6 +5,7 @@
 
 #include <tessera/ops/cuda/cross_entropy.cuh>
 #include <tessera/ops/cuda/matmul.cuh>
+#include <tessera/ops/cuda/sliced_cross_entropy.cuh>
 #include <tessera/ops/linear_cross_entropy.hpp>
 
 #endif

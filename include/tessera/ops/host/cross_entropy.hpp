@@ -11,6 +11,68 @@
 
 namespace tessera::inline TESSERA_ABI::ops {
 
+namespace host_detail {
+
+/// softmax_part before it is rounded.
+struct softmax_sums {
+  float maximum = softmax_part{}.maximum;
+  double exponentials = 0, logits = 0;
+};
+
+/// The logits are added up on demand.
+template <storage_scalar T>
+softmax_sums softmax_of(T const* x, index_t classes, bool with_logits) {
+  constexpr index_t piece = 2048;
+  softmax_sums sums;
+  for (index_t begin = 0; begin < classes; begin += piece) {
+    auto const count = classes - begin < piece ? classes - begin : piece;
+    auto const* part = x + begin;
+    auto const higher = elementary::larger(
+        sums.maximum, maximum(count, [&](index_t i) { return static_cast<float>(part[i]); }));
+    sums.exponentials *= elementary::exp(sums.maximum - higher);
+    sums.maximum = higher;
+    sums.exponentials +=
+        sum(count, [&](index_t i) { return elementary::exp(static_cast<float>(part[i]) - higher); });
+    if (with_logits) sums.logits += sum(count, [&](index_t i) { return static_cast<float>(part[i]); });
+  }
+  return sums;
+}
+
+/// Turns logits into the gradient; `target` stands among them, or outside.
+template <storage_scalar T>
+void write_slopes(T* x, index_t classes, float maximum, cross_entropy_slope g, index_t target) {
+  auto const inside = target >= 0 && target < classes;
+  auto const target_logit = inside ? static_cast<float>(x[target]) : 0.0f;
+  TESSERA_SIMD()
+  for (index_t i = 0; i < classes; ++i)
+    store(x[i], elementary::exp(static_cast<float>(x[i]) - maximum) * g.slope - g.even);
+  if (inside) x[target] = T(elementary::exp(target_logit - maximum) * g.slope - g.even - g.target);
+}
+
+inline void require_targets(char const* operation, view<std::int32_t const, 1> targets, index_t classes,
+                            site where) {
+  for (index_t row = 0; row < targets.size(); ++row)
+    if (auto const target = targets(row); target != ignore_index && (target < 0 || target >= classes))
+      throw size_error("E-ops-004", where, operation, ": the target of row ", row, " is ", target,
+                       ", must lie in [0, ", classes, ") or be ignore_index (", ignore_index, ")");
+}
+
+/// Adds the losses up, into totals or for the caller.
+inline sum_and_count total_of(view<float const, 1> losses, view<std::int32_t const, 1> targets,
+                              view<double, 1> totals) {
+  sum_and_count total;
+  for (index_t row = 0; row < losses.size(); ++row) {
+    total.sum += static_cast<double>(losses(row));
+    total.count += targets(row) != ignore_index ? 1 : 0;
+  }
+  if (totals.empty()) return total;
+  totals(0) += total.sum;
+  totals(1) += total.count;
+  return {};
+}
+
+} // namespace host_detail
+
 template <>
 struct cross_entropy_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T>
@@ -18,11 +80,7 @@ struct cross_entropy_on<exec::host_backend> {
                            view<std::int32_t const, 1> targets, cross_entropy_options<> const& options,
                            site where) {
     auto const rows = logits.extent(0), classes = logits.extent(1);
-    for (index_t row = 0; row < rows; ++row)
-      if (auto const target = targets(row); target != ignore_index && (target < 0 || target >= classes))
-        throw size_error("E-ops-004", where, "cross_entropy: the target of row ", row, " is ", target,
-                         ", must lie in [0, ", classes, ") or be ignore_index (", ignore_index, ")");
-
+    host_detail::require_targets("cross_entropy", targets, classes, where);
     host_detail::for_rows(ex, rows, classes, [&](index_t row) {
       auto* x = &logits(row, 0);
       auto const target = targets(row);
@@ -32,49 +90,16 @@ struct cross_entropy_on<exec::host_backend> {
           for (index_t i = 0; i < classes; ++i) x[i] = T(0.0f);
         return;
       }
-      auto const softmax = softmax_of(x, classes, options.label_smoothing > 0);
-      auto const target_logit = static_cast<float>(x[target]);
-      losses(row) = cross_entropy_loss(softmax, target_logit, options);
-      if (!options.write_gradient) return;
-      auto const g = cross_entropy_slope(softmax, classes, options);
-      auto const maximum = softmax.maximum;
-      TESSERA_SIMD()
-      for (index_t i = 0; i < classes; ++i)
-        store(x[i], elementary::exp(static_cast<float>(x[i]) - maximum) * g.slope - g.even);
-      x[target] = T(elementary::exp(target_logit - maximum) * g.slope - g.even - g.target);
+      auto const sums = host_detail::softmax_of(x, classes, options.label_smoothing > 0);
+      softmax_row const softmax{sums.maximum, static_cast<float>(sums.exponentials),
+                                static_cast<float>(sums.maximum + std::log(sums.exponentials)),
+                                static_cast<float>(sums.logits / static_cast<double>(classes))};
+      losses(row) = cross_entropy_loss(softmax, static_cast<float>(x[target]), options);
+      if (options.write_gradient)
+        host_detail::write_slopes(x, classes, softmax.maximum, cross_entropy_slope(softmax, classes, options),
+                                  target);
     });
-
-    sum_and_count total;
-    for (index_t row = 0; row < rows; ++row) {
-      total.sum += losses(row);
-      total.count += targets(row) != ignore_index ? 1 : 0;
-    }
-    if (options.totals.empty()) return total;
-    options.totals(0) += total.sum;
-    options.totals(1) += total.count;
-    return {};
-  }
-
-private:
-  template <storage_scalar T>
-  static softmax_row softmax_of(T const* x, index_t classes, bool with_mean) {
-    constexpr index_t piece = 2048;
-    auto maximum = -0x1.fffffep+127f; // the lowest finite number: rows may begin with minus infinities
-    auto exponentials = 0.0, logits = 0.0;
-    for (index_t begin = 0; begin < classes; begin += piece) {
-      auto const count = classes - begin < piece ? classes - begin : piece;
-      auto const* part = x + begin;
-      auto const higher = elementary::larger(
-          maximum, host_detail::maximum(count, [&](index_t i) { return static_cast<float>(part[i]); }));
-      exponentials *= elementary::exp(maximum - higher);
-      maximum = higher;
-      exponentials += host_detail::sum(
-          count, [&](index_t i) { return elementary::exp(static_cast<float>(part[i]) - maximum); });
-      if (with_mean)
-        logits += host_detail::sum(count, [&](index_t i) { return static_cast<float>(part[i]); });
-    }
-    return {maximum, static_cast<float>(exponentials), static_cast<float>(maximum + std::log(exponentials)),
-            static_cast<float>(logits / static_cast<double>(classes))};
+    return host_detail::total_of(losses, targets, options.totals);
   }
 };
 

@@ -13,13 +13,13 @@ template <>
 struct embedding_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T>
   static void forward(Ex& ex, view<T, 2> out, view<std::int32_t const, 2> tokens, view<T const, 2> table,
-                      detail::token_slice slice, view<T const, 2> positions, token_positions places,
+                      detail::vocabulary_slice slice, view<T const, 2> positions, token_positions places,
                       site where) {
     check("embedding", tokens, slice, where);
     auto const length = tokens.extent(1), width = table.extent(1);
     host_detail::for_rows(ex, out.extent(0), width, [=](index_t row) {
       auto const t = row % length;
-      auto const at = slice.row(tokens(row / length, t));
+      auto const at = slice.place_of(tokens(row / length, t));
       auto* y = out.data() + row * out.stride(0);
       if (at < 0) { // another slice's
         for (index_t i = 0; i < width; ++i)
@@ -38,7 +38,7 @@ struct embedding_on<exec::host_backend> {
   }
 
   template <exec::host_space Ex, storage_scalar G, storage_scalar T>
-  static void backward(Ex& ex, view<G, 2> d_table, detail::token_slice slice, view<G, 2> d_positions,
+  static void backward(Ex& ex, view<G, 2> d_table, detail::vocabulary_slice slice, view<G, 2> d_positions,
                        view<T const, 2> d_out, view<std::int32_t const, 2> tokens,
                        embedding_backward_options const& options, site where) {
     check("embedding_backward", tokens, slice, where);
@@ -50,7 +50,7 @@ struct embedding_on<exec::host_backend> {
     auto* first = ex.template handle<exec::scratch<starts>>().template take<index_t>(classes + 2, where);
     auto* order = ex.template handle<exec::scratch<sorted>>().template take<index_t>(rows, where);
     for (index_t v = 0; v < classes + 2; ++v) first[v] = 0;
-    auto const class_of = [=](index_t row) { return slice.row(tokens(row / length, row % length)); };
+    auto const class_of = [=](index_t row) { return slice.place_of(tokens(row / length, row % length)); };
     for (index_t row = 0; row < rows; ++row)
       if (auto const v = class_of(row); v >= 0) ++first[v + 2];
     for (index_t v = 2; v < classes + 2; ++v) first[v] += first[v - 1];
@@ -90,11 +90,11 @@ private:
   struct sorted {};
   struct totals {};
 
-  static void check(char const* operation, view<std::int32_t const, 2> tokens, detail::token_slice slice,
+  static void check(char const* operation, view<std::int32_t const, 2> tokens, detail::vocabulary_slice slice,
                     site where) {
     for (index_t b = 0; b < tokens.extent(0); ++b)
       for (index_t t = 0; t < tokens.extent(1); ++t)
-        if (auto const token = tokens(b, t); !slice.has_token(token))
+        if (auto const token = tokens(b, t); !slice.known(token))
           throw size_error("E-ops-011", where, operation, ": the token at (", b, ", ", t, ") is ", token,
                            ", must lie in [0, ", slice.vocabulary, ")");
   }
