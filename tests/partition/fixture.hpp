@@ -4,9 +4,12 @@
 #ifndef TESSERA_TESTS_PARTITION_FIXTURE_HPP
 #define TESSERA_TESTS_PARTITION_FIXTURE_HPP
 
+#include <algorithm>
 #include <vector>
 
+#include <tessera/exec/host.hpp>
 #include <tessera/layout/shard.hpp>
+#include <tessera/partition/mesh.hpp>
 #include <tessera/partition/placements.hpp>
 
 #include "support/ranks.hpp"
@@ -170,11 +173,64 @@ inline double finite_difference(laid_out const& from, laid_out const& to, std::v
   return (at(0.5) - at(-0.5)) / 1.0; // quadratic: central differences are exact
 }
 
+/// Each reader sees the whole's values in what it holds.
+inline void check_value(laid_out const& to, std::vector<numbers> const& local, numbers const& whole) {
+  int wrong = 0;
+  for (int reader = 0; reader < to.ranks(); ++reader) {
+    auto const seen = to.seen_by(reader, local);
+    for (auto e : to.elements(reader))
+      if (!(seen[static_cast<std::size_t>(e)] == whole[static_cast<std::size_t>(e)])) ++wrong;
+  }
+  CHECK(wrong == 0);
+}
+
+/// The gradient that came back, summed over a replicated input's copies, is the finite difference.
+inline void check_gradient(laid_out const& from, laid_out const& to, std::vector<numbers> const& gradient,
+                           numbers const& whole) {
+  auto const input = from.spread(whole);
+  laid_out const placed{dual_of(from.parts), from.shape, from.rows, from.columns};
+  double worst = 0;
+  for (int rank = 0; rank < from.ranks(); ++rank) {
+    auto const seen = placed.seen_by(rank, gradient);
+    auto const mine = from.elements(rank);
+    for (std::size_t k = 0; k < mine.size(); ++k) {
+      auto const off = __builtin_fabs(seen[static_cast<std::size_t>(mine[k])] -
+                                      finite_difference(from, to, input, rank, k));
+      if (!(off <= worst)) worst = off == off ? off : __builtin_inf();
+    }
+  }
+  CHECK(worst < 1e-4); // of gradients of size 1, in fp32
+}
+
 /// Values of the whole: small integers, exact in every storage type.
 inline numbers whole_values(index_t n) {
   numbers values;
   for (index_t i = 0; i < n; ++i) values.push_back(static_cast<double>((i * 5 + 2) % 9 - 4));
   return values;
+}
+
+/// What the meters of a mesh's different communicators say was sent.
+inline index_t sent_along(mesh<comm::threads>& on) {
+  std::vector<comm::threads*> groups{&on.world()};
+  for (auto axes :
+       {axis_set(axis::data), axis_set(axis::context), axis_set(axis::tensor), axis::data | axis::context})
+    if (std::find(groups.begin(), groups.end(), &on.along(axes)) == groups.end())
+      groups.push_back(&on.along(axes));
+  index_t bytes = 0;
+  for (auto* each : groups) bytes += each->meter().total().sent;
+  return bytes;
+}
+
+/// Runs body(world, mesh, ex) on the mesh's ranks.
+template <class Body>
+void on_mesh(layout::mesh_shape const& shape, Body body) {
+  comm::run_threads(narrow<int>(shape.size()),
+                    [&](comm::threads& world) {
+                      mesh on(world, shape);
+                      exec::host ex({.threads = 1});
+                      body(world, on, ex);
+                    },
+                    {.stall_limit = 20});
 }
 
 } // namespace test

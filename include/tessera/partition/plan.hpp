@@ -7,9 +7,9 @@
 ///     //   sends 144 bytes
 ///
 /// The steps are chosen by the compiler (`cheapest_steps`), for the fewest bytes sent where each axis has
-/// four ranks; the plan of the backward is that of the dual placements. Sent bytes are those of an exchange
-/// in rank order: n - n/N of n for a reduce_scatter over N ranks, (N - 1) n/N for an all_gather, both for an
-/// all_reduce, and for an all_to_all all but what stays.
+/// four ranks; the plan of the backward is that of the dual placements. Bytes are counted as the
+/// communicator's traffic meter counts what it sends: for n bytes over N ranks n (N-1)/N for a reduce_scatter
+/// or an all_gather, twice that for an all_reduce, and for an all_to_all all but what stays.
 #ifndef TESSERA_PARTITION_PLAN_HPP
 #define TESSERA_PARTITION_PLAN_HPP
 
@@ -25,7 +25,6 @@ struct planned_step {
   step doing;
   index_t ranks = 1;
   index_t sent_bytes = 0;
-  index_t payload_bytes = 0; ///< What the communicator's traffic meter counts: the larger buffer.
 };
 
 struct plan {
@@ -40,7 +39,7 @@ struct plan {
 
   friend std::string text_of(plan const& p) {
     auto text = p.title + "\n";
-    for (auto const& [doing, ranks, sent, payload] : p.steps) {
+    for (auto const& [doing, ranks, sent] : p.steps) {
       text += tessera::text_of("  ", name_of(doing.what), " along ", text_of(doing.along), " (", ranks,
                                " ranks), ", text_of(doing.from), " -> ", text_of(doing.to));
       if (sends(doing.what)) text += tessera::text_of(": sends ", sent, " bytes");
@@ -62,8 +61,7 @@ plan make_plan(std::array<index_t, Rank> const& whole, index_t item, layout::mes
   auto now = from;
   for (int i = 0; i < steps.size; ++i) {
     detail::stage<static_cast<int>(Rank)> const stage(whole, place, now, steps.at[i]);
-    if (stage.ranks() > 1)
-      made.steps.push_back({steps.at[i], stage.ranks(), stage.sent() * item, stage.payload() * item});
+    if (stage.ranks() > 1) made.steps.push_back({steps.at[i], stage.ranks(), stage.sent_bytes(item)});
     now = stage.then;
   }
   return made;

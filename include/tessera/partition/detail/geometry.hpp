@@ -49,37 +49,26 @@ struct stage {
     return intersection(mine.range(d), theirs);
   }
 
-  /// Elements that this rank sends to others.
-  constexpr index_t sent() const {
-    auto const n = in.size(), others = ranks() - 1;
+  /// Bytes that this rank sends, for elements of `item` bytes, as the traffic meter counts them: what the
+  /// usual algorithms send.
+  constexpr index_t sent_bytes(index_t item) const {
+    auto const before_bytes = in.size() * item, after_bytes = out.size() * item;
+    auto const of_others = [&](index_t times, index_t bytes) { // in this order: nothing overflows
+      auto const others = ranks() - 1;
+      return times * (bytes / ranks() * others) + times * (bytes % ranks()) * others / ranks();
+    };
     switch (doing.what) {
-    case movement::all_reduce: { // each rank adds up one slice, and sends the sums to all
-      auto const rank = member_rank();
-      auto const slice = layout::shard_of(n, ranks(), rank).size();
-      return n - slice + others * slice;
-    }
+    case movement::all_reduce:
+      return of_others(2, before_bytes);
     case movement::reduce_scatter:
-      return n - out.size();
+      return of_others(1, before_bytes);
     case movement::all_gather:
-      return n * others;
+      return of_others(1, after_bytes);
     case movement::all_to_all:
-      return n - intersection(in, out).size();
+      return before_bytes - intersection(in, out).size() * item;
     default:
       return 0;
     }
-  }
-  /// Elements of the larger of the call's two buffers: what a traffic meter counts.
-  constexpr index_t payload() const {
-    if (!sends(doing.what)) return 0;
-    return in.size() > out.size() ? in.size() : out.size();
-  }
-
-private:
-  constexpr index_t member_rank() const noexcept {
-    index_t rank = 0;
-    for (auto one : layout::axes_in_order)
-      if (doing.along.has(one)) rank = rank * shape.size(one) + me[one];
-    return rank;
   }
 };
 
