@@ -23,7 +23,8 @@ void check(extents<4> const& s, bool adds) {
   exec::host ex({.threads = 2});
   auto from = reference::normal<From, 4>(larger(s), 1);
   auto to = reference::normal<To, 4>(larger(s), 2), expected = reference::normal<To, 4>(larger(s), 2);
-  auto const x = among(from, s), y = among(expected, s);
+  auto const x = among(from, s);
+  auto const y = among(expected, s);
   for (index_t b = 0; b < s[0]; ++b)
     for (index_t t = 0; t < s[1]; ++t)
       for (index_t h = 0; h < s[2]; ++h)

@@ -60,6 +60,17 @@ TEST_CASE("one rank alone attends to its own sequence, takes no memory and sends
   }
 }
 
+TEST_CASE("memory that is enough for the backward is enough for the forward") {
+  for (auto form : {context_form::ring, context_form::exchange})
+    for (int ranks : {1, 2, 3, 4, 8})
+      for (index_t key_heads : {1, 4, 8, 24}) {
+        parallel::context_sizes const sizes{2, 24, key_heads, 5};
+        layout::sequence_shards const shards{37, ranks};
+        CHECK(parallel::context_attention_scratch_bytes<bf16>(form, sizes, shards) <=
+              parallel::context_attention_backward_scratch_bytes<bf16>(form, sizes, shards));
+      }
+}
+
 TEST_CASE("forms have names") {
   CHECK(std::string(name_of(context_form::ring)) == "ring");
   CHECK(std::string(name_of(context_form::exchange)) == "exchange");

@@ -8,10 +8,9 @@
 ///     parallel::context_attention_backward(ex, comm, form, dq, dk, dv, d_out, q, k, v, out, log_sum_exp,
 ///                                          options, memory);
 ///
-/// Which form? Over n ranks the ring sends (n - 1) blocks of keys and values from each, behind the
-/// arithmetic, and any number of heads will do. The exchange sends 1/n of q, k, v and out to each other rank
-/// in two calls that nothing hides, and needs heads % n == 0. The exchange for few ranks with a fast link,
-/// the ring for many, or where the heads do not divide. docs/context_parallel.md has the bytes.
+/// Which form? The exchange sends less (1/n of all heads' q, k, v and out to each other rank), but nothing
+/// hides it, and n must divide the heads. The ring sends whole blocks of keys and values n - 1 times, behind
+/// the arithmetic, and takes any number of ranks. docs/context_parallel.md has the bytes.
 #ifndef TESSERA_PARALLEL_CONTEXT_ATTENTION_HPP
 #define TESSERA_PARALLEL_CONTEXT_ATTENTION_HPP
 
