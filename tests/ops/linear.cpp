@@ -1,5 +1,8 @@
 #include <tessera/ops/linear.hpp>
 
+#include <array>
+#include <cstring>
+
 #include <tessera/exec/host.hpp>
 
 #include <doctest/doctest.h>
@@ -91,6 +94,12 @@ void compare(Ex& ex, index_t m, index_t k, index_t n, activation form, bool with
   if (with_bias) CHECK(max_relative_error(d_bias, doubled(expected.d_bias)) < 2 * reference::tolerance<T>());
 }
 
+template <class Storage, class Gradient>
+struct types {
+  using T = Storage;
+  using G = Gradient;
+};
+
 } // namespace
 
 TEST_CASE_TEMPLATE("linear and its gradients are those of float64, by either policy", Ex, exec::host,
@@ -146,6 +155,58 @@ TEST_CASE("gradients left out are not computed, and d_out may serve as scratch")
                        weight,
                        {.activation = activation::gelu_tanh, .pre_activation = pre, .scratch = d_out});
   CHECK(max_relative_error(d_weight, doubles(expected.span())) == 0);
+}
+
+TEST_CASE_TEMPLATE("the backward in two calls, each without what it does not read, is the backward in one", P,
+                   types<float, float>, types<bf16, float>, types<bf16, bf16>) {
+  using T = typename P::T;
+  using G = typename P::G;
+  exec::host ex({.threads = reference::threads(2)});
+  for (auto form : {activation::none, activation::gelu_tanh, activation::gelu_erf})
+    for (auto of_input : {activation::none, activation::gelu_tanh})
+      for (auto accumulate : {false, true})
+        for (auto const& [m, k, n] : {std::array<index_t, 3>{1, 1, 1}, {9, 13, 7}, {0, 3, 2}, {300, 5, 17}}) {
+          auto const in = reference::normal<T, 2>({m, k}, 1), weight = reference::normal<T, 2>({n, k}, 2),
+                     d_out = reference::normal<T, 2>({m, n}, 3), pre = reference::normal<T, 2>({m, n}, 4),
+                     before = reference::normal<T, 2>({m, k}, 5);
+          tensor<T, 2> d_in({m, k}), d_in_alone({m, k}), d_pre({m, n});
+          auto d_weight = reference::normal<G, 2>({n, k}, 6),
+               d_weight_alone = reference::normal<G, 2>({n, k}, 6);
+          auto d_bias = reference::normal<G, 1>({n}, 7), d_bias_alone = reference::normal<G, 1>({n}, 7);
+          ops::linear_backward(ex, ops::linear_gradients<T, G>{d_in, d_weight, d_bias}, d_out, in, weight,
+                               {.accumulate = accumulate,
+                                .activation = form,
+                                .pre_activation = pre,
+                                .input_activation = of_input,
+                                .input_pre_activation = before});
+          ops::linear_backward(ex, ops::linear_gradients<T, G>{.input = d_in_alone}, d_out, {}, weight,
+                               {.activation = form,
+                                .pre_activation = pre,
+                                .input_activation = of_input,
+                                .input_pre_activation = before,
+                                .scratch = d_pre});
+          view<T const, 2> const rest = form == activation::none ? d_out.view() : d_pre.view();
+          ops::linear_backward(ex, ops::linear_gradients<T, G>{{}, d_weight_alone, d_bias_alone}, rest, in,
+                               {}, {.accumulate = accumulate});
+          auto const same = [](auto const& a, auto const& b) {
+            return std::memcmp(a.data(), b.data(), a.span().size_bytes()) == 0;
+          };
+          CHECK(same(d_in, d_in_alone));
+          CHECK(same(d_weight, d_weight_alone));
+          // Behind an activation one call sums the bias before rounding, two after it.
+          if (form == activation::none) CHECK(same(d_bias, d_bias_alone));
+          CHECK(max_relative_error(d_bias_alone, doubles(d_bias.span())) < reference::tolerance<T>());
+        }
+}
+
+TEST_CASE("what a gradient reads may not be left out with it") {
+  exec::host ex({.threads = 1});
+  tensor<float, 2> in({2, 3}), weight({4, 3}), d_out({2, 4}), d_in({2, 3}), d_weight({4, 3}), wrong({4, 2});
+  using gradients = ops::linear_gradients<float, float>;
+  CHECK_THROWS_AS(ops::linear_backward(ex, gradients{.input = d_in}, d_out, in, {}), size_error);
+  CHECK_THROWS_AS(ops::linear_backward(ex, gradients{.weight = d_weight}, d_out, {}, weight), size_error);
+  CHECK_THROWS_AS(ops::linear_backward(ex, gradients{.weight = d_weight}, d_out, in, wrong), size_error);
+  CHECK_THROWS_AS(ops::linear_backward(ex, gradients{.input = d_in}, d_out, wrong, weight), size_error);
 }
 
 TEST_CASE("gradients through an activation agree with finite differences") {

@@ -10,7 +10,13 @@
 /// product's rows are at hand: d_in is then the gradient before the activation, which the other layer's
 /// backward takes as the gradient of a plain output.
 ///
-/// Cost: 2 m n k operations forward, 4 m n k backward.
+/// The backward may be done in two calls, the input's gradient first and the parameters' at leisure:
+///
+///     ops::linear_backward(ex, linear_gradients<T, G>{.input = d_in}, d_out, {}, weight,
+///                          {.activation = ..., .pre_activation = pre, .scratch = d_pre});
+///     ops::linear_backward(ex, linear_gradients<T, G>{{}, d_weight, d_bias}, d_pre, in, {});
+///
+/// Cost: 2 m n k operations forward, 4 m n k backward, 2 m n k for each of its halves.
 #ifndef TESSERA_OPS_LINEAR_HPP
 #define TESSERA_OPS_LINEAR_HPP
 
@@ -83,17 +89,21 @@ void linear(Ex& ex, view<T, 2, typename Ex::memory> out, input<T, 2, typename Ex
 /// `pre_activation` is required and d_out is turned into the gradient before it first.
 /// d_weight (+)= d_out^T in, d_bias (+)= column sums of d_out, d_in (+)= d_out weight; with an
 /// input_activation d_in = d_out weight * the slope of that activation at input_pre_activation, and is not
-/// added to (E-ops-106).
+/// added to (E-ops-106). What only a gradient that is left out would read may be left out as well: `in` where
+/// d_weight is, `weight` where d_in is.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
 void linear_backward(Ex& ex, linear_gradients<T, G, typename Ex::memory> gradients,
                      input<T, 2, typename Ex::memory> d_out, input<T, 2, typename Ex::memory> in,
                      input<T, 2, typename Ex::memory> weight,
                      linear_backward_options<T, typename Ex::memory> options = {},
                      site where = site::here()) {
-  auto const m = in.extent(0), k = in.extent(1), n = weight.extent(0);
-  require_rows("linear_backward", "d_out", d_out, {m, n}, where);
-  require_dense_rows("linear_backward", "in", in, where);
-  require_rows("linear_backward", "weight", weight, {n, k}, where);
+  auto const m = d_out.extent(0), n = d_out.extent(1), k = in.extent(1) > 0 ? in.extent(1) : weight.extent(1);
+  auto const require = [where](char const* argument, auto given, extents<2> const& expected, bool needed) {
+    if (needed || given.data() != nullptr) require_rows("linear_backward", argument, given, expected, where);
+  };
+  require_dense_rows("linear_backward", "d_out", d_out, where);
+  require("in", in, {m, k}, gradients.weight.data() != nullptr);
+  require("weight", weight, {n, k}, gradients.input.data() != nullptr);
   detail::require_bias("the gradient of bias", gradients.bias, n, where);
   if (gradients.input.data() != nullptr)
     require_rows("linear_backward", "the gradient of in", gradients.input, {m, k}, where);

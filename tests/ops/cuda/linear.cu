@@ -1,6 +1,7 @@
 #include <tessera/ops/cuda/linear.cuh>
 
 #include <algorithm>
+#include <array>
 
 #include <doctest/doctest.h>
 
@@ -204,6 +205,42 @@ TEST_CASE("rows and sums of none are legal: gradients are zero, outputs the bias
   ops::linear(ex, out.view(), empty_in, empty_weight, b.view());
   auto const got = out.read(ex);
   for (index_t j = 0; j < 4; ++j) CHECK(got(1, j) == bias(j));
+}
+
+TEST_CASE_TEMPLATE("the backward in two calls, each without what it does not read, is the backward in one", T,
+                   float, bf16) {
+  exec::cuda ex;
+  using gradients = ops::linear_gradients<T, float, exec::cuda_memory>;
+  for (auto form : {activation::none, activation::gelu_tanh, activation::gelu_erf})
+    for (auto of_input : {activation::none, activation::gelu_tanh})
+      for (auto accumulate : {false, true})
+        for (auto const& [m, k, n] : {std::array<index_t, 3>{8, 16, 24}, {9, 11, 13}}) {
+          on_device<T, 2> in(ex, reference::normal<T, 2>({m, k}, 1)),
+              weight(ex, reference::normal<T, 2>({n, k}, 2)), d_out(ex, reference::normal<T, 2>({m, n}, 3)),
+              pre(ex, reference::normal<T, 2>({m, n}, 4)), before(ex, reference::normal<T, 2>({m, k}, 5)),
+              d_in(ex, {m, k}), d_in_alone(ex, {m, k}), d_pre(ex, {m, n});
+          on_device<float, 2> d_weight(ex, {n, k}), d_weight_alone(ex, {n, k});
+          on_device<float, 1> d_bias(ex, {n}), d_bias_alone(ex, {n});
+          ops::linear_backward(ex, gradients{d_in, d_weight, d_bias}, d_out, in, weight,
+                               {.accumulate = accumulate,
+                                .activation = form,
+                                .pre_activation = pre,
+                                .input_activation = of_input,
+                                .input_pre_activation = before});
+          ops::linear_backward(ex, gradients{d_in_alone, {}, {}}, d_out, {}, weight,
+                               {.activation = form,
+                                .pre_activation = pre,
+                                .input_activation = of_input,
+                                .input_pre_activation = before,
+                                .scratch = d_pre});
+          ops::linear_backward(ex, gradients{{}, d_weight_alone, d_bias_alone},
+                               form == activation::none ? d_out.view() : d_pre.view(), in, {},
+                               {.accumulate = accumulate});
+          CHECK(max_relative_error(d_in_alone.read(ex), doubles(d_in.read(ex).span())) == 0);
+          CHECK(max_relative_error(d_weight_alone.read(ex), doubles(d_weight.read(ex).span())) < 1e-6);
+          CHECK(max_relative_error(d_bias_alone.read(ex), doubles(d_bias.read(ex).span())) <
+                reference::tolerance<T>());
+        }
 }
 
 TEST_CASE("NaN passes through products, bias and GELU") {
