@@ -191,15 +191,12 @@ private:
     c.out_items = static_cast<index_t>(out.size());
     return c;
   }
+  // What throws stands apart, so that nothing of it is prepared before it is needed.
   void expect(index_t items, index_t expected, char const* which, collective what, site where) const {
-    if (items != expected)
-      throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items,
-                       " elements on rank ", rank, " of ", size, ", need ", expected);
+    if (items != expected) refuse_length(items, expected, which, what, where);
   }
   void check_rank(int root, char const* which, collective what, site where) const {
-    if (root < 0 || root >= size)
-      throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", rank,
-                       ", need 0 to ", size - 1);
+    if (root < 0 || root >= size) refuse_rank(root, which, what, where);
   }
   index_t sum_of(counts_span counts, char const* which, collective what, site where) const {
     expect(static_cast<index_t>(counts.size()), size, which, what, where);
@@ -225,7 +222,17 @@ private:
     if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
       refuse_overlap(c.what, where);
   }
-  [[noreturn, gnu::cold]] void refuse_overlap(collective what, site where) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void
+  refuse_length(index_t items, index_t expected, char const* which, collective what, site where) const {
+    throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items, " elements on rank ",
+                     rank, " of ", size, ", need ", expected);
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_rank(int root, char const* which, collective what,
+                                                          site where) const {
+    throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", rank,
+                     ", need 0 to ", size - 1);
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_overlap(collective what, site where) const {
     throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", rank,
                      " in a way that this call does not allow");
   }

@@ -46,137 +46,142 @@ public:
     return (whole > slices ? whole : slices) + table_layout{ranks, false, false}.bytes();
   }
 
-  void barrier(site where = site::here()) { block(words().named(collective::barrier, where)); }
+  void barrier(site const& where = site::here()) { block(words().named(collective::barrier, where)); }
 
   template <message_of<Engine> Span>
-  void broadcast(Span data, int root, site where = site::here()) {
+  void broadcast(Span data, int root, site const& where = site::here()) {
     block(words().broadcast(data, root, where));
   }
   template <message_of<Engine> Span>
-  [[nodiscard]] request start_broadcast(Span data, int root, site where = site::here()) {
+  [[nodiscard]] request start_broadcast(Span data, int root, site const& where = site::here()) {
     return start(words().broadcast(data, root, where));
   }
 
   template <summand_of<Engine> Span>
-  void reduce(Span out, input_like<Span> in, int root, reduce_options how = {}, site where = site::here()) {
+  void reduce(Span out, input_like<Span> in, int root, reduce_options how = {},
+              site const& where = site::here()) {
     block(summed<Span>(words().reduce(out, in, root, how, where)));
   }
 
   template <summand_of<Engine> Span>
-  void all_reduce(Span in_out, reduce_options how = {}, site where = site::here()) {
+  void all_reduce(Span in_out, reduce_options how = {}, site const& where = site::here()) {
     block(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
   }
   template <summand_of<Engine> Span>
-  void all_reduce(Span out, input_like<Span> in, reduce_options how = {}, site where = site::here()) {
+  void all_reduce(Span out, input_like<Span> in, reduce_options how = {}, site const& where = site::here()) {
     block(summed<Span>(words().all_reduce(out, in, how, where)));
   }
   template <reducible_scalar R>
-  [[nodiscard]] R all_reduce(R value, reduce_options how = {}, site where = site::here()) {
+  [[nodiscard]] R all_reduce(R value, reduce_options how = {}, site const& where = site::here()) {
     all_reduce(std::span<R>(&value, 1), how, where);
     return value;
   }
   template <summand_of<Engine> Span>
-  [[nodiscard]] request start_all_reduce(Span in_out, reduce_options how = {}, site where = site::here()) {
+  [[nodiscard]] request start_all_reduce(Span in_out, reduce_options how = {},
+                                         site const& where = site::here()) {
     return start(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_all_reduce(Span out, input_like<Span> in, reduce_options how = {},
-                                         site where = site::here()) {
+                                         site const& where = site::here()) {
     return start(summed<Span>(words().all_reduce(out, in, how, where)));
   }
 
   template <summand_of<Engine> Span>
-  void reduce_scatter(Span out, input_like<Span> in, reduce_options how = {}, site where = site::here()) {
+  void reduce_scatter(Span out, input_like<Span> in, reduce_options how = {},
+                      site const& where = site::here()) {
     block(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
   }
   template <summand_of<Engine> Span>
   void reduce_scatter_v(Span out, input_like<Span> in, counts_span counts, reduce_options how = {},
-                        site where = site::here()) {
+                        site const& where = site::here()) {
     block(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_reduce_scatter(Span out, input_like<Span> in, reduce_options how = {},
-                                             site where = site::here()) {
+                                             site const& where = site::here()) {
     return start(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_reduce_scatter_v(Span out, input_like<Span> in, counts_span counts,
-                                               reduce_options how = {}, site where = site::here()) {
+                                               reduce_options how = {}, site const& where = site::here()) {
     return start(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
   }
 
   template <message_of<Engine> Span>
-  void all_gather(Span out, input_like<Span> in, site where = site::here()) {
+  void all_gather(Span out, input_like<Span> in, site const& where = site::here()) {
     block(words().gather(collective::all_gather, out, in, nullptr, -1, where));
   }
   template <message_of<Engine> Span>
-  void all_gather_v(Span out, input_like<Span> in, counts_span counts, site where = site::here()) {
+  void all_gather_v(Span out, input_like<Span> in, counts_span counts, site const& where = site::here()) {
     block(words().gather(collective::all_gather, out, in, &counts, -1, where));
   }
   template <message_of<Engine> Span>
-  [[nodiscard]] request start_all_gather(Span out, input_like<Span> in, site where = site::here()) {
+  [[nodiscard]] request start_all_gather(Span out, input_like<Span> in, site const& where = site::here()) {
     return start(words().gather(collective::all_gather, out, in, nullptr, -1, where));
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_gather_v(Span out, input_like<Span> in, counts_span counts,
-                                           site where = site::here()) {
+                                           site const& where = site::here()) {
     return start(words().gather(collective::all_gather, out, in, &counts, -1, where));
   }
   template <message_of<Engine> Span>
-  void gather(Span out, input_like<Span> in, int root, site where = site::here()) {
+  void gather(Span out, input_like<Span> in, int root, site const& where = site::here()) {
     block(words().gather(collective::gather, out, in, nullptr, root, where));
   }
   template <message_of<Engine> Span>
-  void gather_v(Span out, input_like<Span> in, counts_span counts, int root, site where = site::here()) {
+  void gather_v(Span out, input_like<Span> in, counts_span counts, int root,
+                site const& where = site::here()) {
     block(words().gather(collective::gather, out, in, &counts, root, where));
   }
 
   template <message_of<Engine> Span>
-  void scatter(Span out, input_like<Span> in, int root, site where = site::here()) {
+  void scatter(Span out, input_like<Span> in, int root, site const& where = site::here()) {
     block(words().scatter(out, in, nullptr, root, where));
   }
   template <message_of<Engine> Span>
-  void scatter_v(Span out, input_like<Span> in, counts_span counts, int root, site where = site::here()) {
+  void scatter_v(Span out, input_like<Span> in, counts_span counts, int root,
+                 site const& where = site::here()) {
     block(words().scatter(out, in, &counts, root, where));
   }
 
   template <message_of<Engine> Span>
-  void all_to_all(Span out, input_like<Span> in, site where = site::here()) {
+  void all_to_all(Span out, input_like<Span> in, site const& where = site::here()) {
     block(words().all_to_all(out, nullptr, in, nullptr, where));
   }
   template <message_of<Engine> Span>
   void all_to_all_v(Span out, counts_span out_counts, input_like<Span> in, counts_span in_counts,
-                    site where = site::here()) {
+                    site const& where = site::here()) {
     block(words().all_to_all(out, &out_counts, in, &in_counts, where));
   }
   template <message_of<Engine> Span>
-  [[nodiscard]] request start_all_to_all(Span out, input_like<Span> in, site where = site::here()) {
+  [[nodiscard]] request start_all_to_all(Span out, input_like<Span> in, site const& where = site::here()) {
     return start(words().all_to_all(out, nullptr, in, nullptr, where));
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_to_all_v(Span out, counts_span out_counts, input_like<Span> in,
-                                           counts_span in_counts, site where = site::here()) {
+                                           counts_span in_counts, site const& where = site::here()) {
     return start(words().all_to_all(out, &out_counts, in, &in_counts, where));
   }
 
   template <readable_by<Engine> Span>
-  void send(Span data, int to, int tag, site where = site::here()) {
+  void send(Span data, int to, int tag, site const& where = site::here()) {
     block(words().send(data, to, tag, where));
   }
   template <message_of<Engine> Span>
-  void receive(Span data, int from, int tag, site where = site::here()) {
+  void receive(Span data, int from, int tag, site const& where = site::here()) {
     block(words().receive(data, from, tag, where));
   }
   template <readable_by<Engine> Span>
-  [[nodiscard]] request start_send(Span data, int to, int tag, site where = site::here()) {
+  [[nodiscard]] request start_send(Span data, int to, int tag, site const& where = site::here()) {
     return start(words().send(data, to, tag, where));
   }
   template <message_of<Engine> Span>
-  [[nodiscard]] request start_receive(Span data, int from, int tag, site where = site::here()) {
+  [[nodiscard]] request start_receive(Span data, int from, int tag, site const& where = site::here()) {
     return start(words().receive(data, from, tag, where));
   }
 
-  [[nodiscard]] Derived split(int color, int key, site where = site::here()) {
+  [[nodiscard]] Derived split(int color, int key, site const& where = site::here()) {
     if (color < 0)
       throw config_error("E-comm-004", where, "split: color ", color, " on rank ", rank(),
                          ", need 0 or more");
