@@ -68,16 +68,21 @@ plan make_plan(std::array<index_t, Rank> const& whole, index_t item, layout::mes
 }
 
 namespace detail {
+template <class X, class... To>
+inline constexpr bool can_be_placed = false; // another number of placements than axes
+template <class T, int Rank, class Memory, class... Placed, class... To>
+  requires(sizeof...(Placed) == sizeof...(To))
+inline constexpr bool can_be_placed<partitioned_view<T, Rank, Memory, Placed...>, To...> =
+    (becomes<typename Placed::placement, To> && ...) &&
+    placements_of_rank<Rank, placed<Placed::along, To>...>;
+
 /// `X` under other placements along the same axes.
 template <class X, class... To>
 struct placed_as;
 template <class T, int Rank, class Memory, class... Placed, class... To>
-  requires(sizeof...(Placed) == sizeof...(To))
 struct placed_as<partitioned_view<T, Rank, Memory, Placed...>, To...> {
   using view = partitioned_view<T, Rank, Memory, placed<Placed::along, To>...>;
   using tensor = partitioned_tensor<std::remove_const_t<T>, Rank, Memory, placed<Placed::along, To>...>;
-  static constexpr bool possible = (becomes<typename Placed::placement, To> && ...) &&
-                                   placements_of_rank<Rank, placed<Placed::along, To>...>;
 };
 } // namespace detail
 
@@ -85,7 +90,7 @@ struct placed_as<partitioned_view<T, Rank, Memory, Placed...>, To...> {
 template <class X, class... To>
 concept redistributable_to =
     partitioned_array<X> &&(placement_type<To>&&...) &&
-    detail::placed_as<typename detail::view_of<std::remove_cvref_t<X>>::type, To...>::possible;
+    detail::can_be_placed<typename detail::view_of<std::remove_cvref_t<X>>::type, To...>;
 
 /// What redistribute<To...>(ex, mesh, x) will do on this rank.
 template <placement_type... To, partitioned_array X>

@@ -33,13 +33,12 @@ struct redistribute_options {
 
 namespace detail {
 template <class From, class To>
-struct same_axes : std::false_type {};
+inline constexpr bool goes_into = false; // other elements, axes or memory
 template <class T, class U, int Rank, class Memory, axis... Axes, class... From, class... To>
   requires(std::same_as<std::remove_const_t<T>, U> && sizeof...(From) == sizeof...(To))
-struct same_axes<partitioned_view<T, Rank, Memory, placed<Axes, From>...>,
-                 partitioned_view<U, Rank, Memory, placed<Axes, To>...>> : std::true_type {
-  static constexpr bool possible = (becomes<From, To> && ...);
-};
+inline constexpr bool goes_into<partitioned_view<T, Rank, Memory, placed<Axes, From>...>,
+                                partitioned_view<U, Rank, Memory, placed<Axes, To>...>> =
+    (becomes<From, To> && ...);
 
 template <class From, class To>
 inline constexpr step_list steps_between = cheapest_steps(view_of<std::remove_cvref_t<From>>::type::parts,
@@ -50,8 +49,8 @@ inline constexpr step_list steps_between = cheapest_steps(view_of<std::remove_cv
 /// other's.
 template <class From, class To>
 concept redistributable = partitioned_array<From> && partitioned_array<To> &&
-                          detail::same_axes < typename detail::view_of<std::remove_cvref_t<From>>::type,
-typename detail::view_of<std::remove_cvref_t<To>>::type > ::possible;
+                          detail::goes_into < typename detail::view_of<std::remove_cvref_t<From>>::type,
+typename detail::view_of<std::remove_cvref_t<To>>::type > ;
 
 /// The space works where the tensor stands, and the communicator's messages may stand there.
 template <class Comm, class Ex, class X>

@@ -49,7 +49,7 @@ public:
   }
 
   /// All of it, by blocking calls.
-  void run() {
+  [[gnu::noinline]] void run() {
     for (; next_ <= last_; ++next_) {
       begin<true>();
       finish();
@@ -57,7 +57,7 @@ public:
     arrive();
   }
   /// Up to the first collective, which is started.
-  void start() {
+  [[gnu::noinline]] void start() {
     for (; next_ <= last_; ++next_) {
       begin<false>();
       if (pending_) return;
@@ -149,7 +149,7 @@ private:
   // ---- the collectives
 
   template <bool Blocking>
-  void communicate(stage<Rank> const& s, Comm& group) {
+  [[gnu::noinline]] void communicate(stage<Rank> const& s, Comm& group) {
     auto const n_in = static_cast<std::size_t>(s.in.size()), n_out = static_cast<std::size_t>(s.out.size());
     input_span in(at_, n_in);
     span out(target_, n_out);
