@@ -78,3 +78,122 @@ TEST_CASE("on 1, 2 and 4 tensor ranks, rows shared or not, loss and gradients ar
     }
   }
 }
+
+TEST_CASE("on context ranks too, in both forms, with tensor ranks or without") {
+  for (auto const& config : {gpt2(true, 0.2f), llama(false, 0.2f)}) {
+    fixture::batch const batch(3, 11, config.vocabulary_size);
+    auto const expected = shared::together({alone(config, batch)});
+    for (auto form : {parallel::context_form::ring, parallel::context_form::exchange})
+      for (auto assignment : {layout::sequence_assignment::zigzag, layout::sequence_assignment::contiguous})
+        for (int tensor : {1, 2}) {
+          CAPTURE(static_cast<int>(form));
+          CAPTURE(tensor);
+          auto const sequence = tensor > 1 && assignment == layout::sequence_assignment::zigzag;
+          axes const on{.tensor = tensor,
+                        .context = 2,
+                        .options = {.sequence_parallel = sequence, .form = form, .assignment = assignment}};
+          auto const ranks = shared::run_on(on, config, batch);
+          check_same(shared::together(ranks), expected, 1e-5);
+          for (auto const& r : ranks) CHECK(r.peak <= r.planned);
+        }
+  }
+}
+
+TEST_CASE("recomputation and a backward in two parts change no bit") {
+  for (auto const& config : {gpt2(true, 0.2f), llama(false, 0.2f)}) {
+    fixture::batch const batch(4, 5, config.vocabulary_size);
+    for (axes const& on :
+         {axes{.tensor = 1}, axes{.tensor = 2}, axes{.tensor = 2, .options = {.sequence_parallel = true}},
+          axes{.tensor = 2, .context = 2}}) {
+      CAPTURE(on.tensor);
+      auto const expected = shared::run_on(on, config, batch, {.micro_batches = 2});
+      for (auto what : {nn::recomputation::none, nn::recomputation::attention, nn::recomputation::unit})
+        for (bool split : {false, true}) {
+          CAPTURE(name_of(what));
+          CAPTURE(split);
+          auto const given =
+              shared::run_on(on, config, batch, {.recompute = what, .split = split, .micro_batches = 2});
+          for (std::size_t r = 0; r < given.size(); ++r) {
+            CHECK(given[r].loss.sum == expected[r].loss.sum);
+            CHECK(given[r].gradients == expected[r].gradients);
+            CHECK(given[r].peak <= given[r].planned);
+          }
+        }
+    }
+  }
+}
+
+TEST_CASE("the copies of what acts on all rows have one gradient, the same bits") {
+  auto const config = gpt2(true, 0.2f);
+  fixture::batch const batch(3, 7, config.vocabulary_size);
+  for (bool sequence : {false, true}) {
+    auto const ranks =
+        shared::run_on({.tensor = 4, .options = {.sequence_parallel = sequence}}, config, batch);
+    index_t copies = 0;
+    auto const part_of = [](shared::outcome const& r, std::size_t u, std::size_t number) {
+      auto const& p = r.maps[u][number];
+      return std::vector<float>(r.gradients[u].begin() + p.offset, r.gradients[u].begin() + p.where().end);
+    };
+    for (std::size_t u = 0; u < ranks[0].maps.size(); ++u)
+      for (std::size_t i = 0; i < ranks[0].maps[u].size(); ++i) {
+        auto const& p = ranks[0].maps[u][i];
+        if (p.share.copies == 1 || p.share.partial) continue;
+        ++copies;
+        CAPTURE(p.name);
+        for (auto const& r : ranks) CHECK(part_of(r, u, i) == part_of(ranks[0], u, i));
+      }
+    // Positions and the biases behind products; where rows are not shared, norms as well.
+    CHECK(copies == (sequence ? 5 : 15));
+  }
+}
+
+TEST_CASE("gather and reduce are adjoint, rows uneven or absent") {
+  for (index_t tokens : {0, 1, 3, 13})
+    for (bool sequence : {false, true}) {
+      index_t const width = 5;
+      auto const pairs = shared::on_ranks(
+          {.tensor = 4, .options = {.sequence_parallel = sequence}},
+          [&](shared::ex_t& ex, shared::group_t const& group) {
+            auto const mine = group.rows(tokens);
+            auto x = fixture::numbers(mine.size() * width,
+                                      1 + static_cast<std::uint64_t>(group.tensor_rank())),
+                 y = fixture::numbers(tokens * width, 11 + static_cast<std::uint64_t>(group.tensor_rank()));
+            if (!sequence) x = fixture::numbers(tokens * width, 1); // every rank has the value
+            std::vector<float> room(y.size());
+            view<float, 2> const local(x.data(), {mine.size(), width}), full(y.data(), {tokens, width});
+            auto const all = group.gather(ex, view<float, 2>(room.data(), {tokens, width}), local);
+            double const forward = fixture::inner(all.span(), y);
+            auto const to = full.slice(0, mine.begin, mine.end);
+            group.reduce(ex, to, full);
+            return std::pair(forward, fixture::inner(x, to.span()));
+          });
+      double forward = 0, backward = 0;
+      for (auto const& [f, b] : pairs) {
+        forward += f; // <gather x, y> = <x, reduce y>, each rank's use of the value a summand
+        backward += sequence ? b : 0;
+      }
+      if (!sequence) backward = pairs[0].second;
+      CHECK(forward == doctest::Approx(backward).epsilon(1e-5));
+    }
+}
+
+TEST_CASE("heads that ranks cannot share are refused with what to change") {
+  auto const refused = [](nn::transformer_config const& config, int tensor) {
+    try {
+      shared::on_ranks({.tensor = tensor}, [&](shared::ex_t&, shared::group_t const& group) {
+        return nn::make_transformer<shared::ex_t, float, float>(config, group, {0, nn::unit_count(config)})
+            .size();
+      });
+    } catch (config_error const& e) {
+      return std::string(e.id());
+    }
+    return std::string("nothing was thrown");
+  };
+  CHECK(refused(llama(false, 0), 3) == "E-nn-024");
+  auto config = llama(false, 0);
+  config.heads = config.key_value_heads = 6;
+  CHECK(refused(config, 4) == "E-nn-024");
+  config.key_value_heads = 3;
+  CHECK(refused(config, 2) == "E-nn-024");
+  CHECK(refused(llama(false, 0), 4) == "nothing was thrown");
+}
