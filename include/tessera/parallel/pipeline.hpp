@@ -71,7 +71,8 @@ public:
                 group, where),
         activations_(stages, needs_.inputs, room(), {options.meter, memory_kind::activations}, where),
         gradients_(stages, needs_.gradients, room(), {options.meter, memory_kind::activations}, where),
-        totals_({2}, {options.meter, memory_kind::other}, where),
+        totals_({plan_.shape.micro_batches, 2}, {options.meter, memory_kind::other}, where),
+        losses_(static_cast<std::size_t>(plan_.shape.micro_batches)),
         slots_(static_cast<std::size_t>(needs_.slots)),
         batches_(static_cast<std::size_t>(plan_.shape.micro_batches)) {
     if (options.trace) trace_.reserve(list().size());
@@ -113,12 +114,18 @@ public:
     return loss(ex);
   }
 
-  /// Of the last run or evaluation. Waits for the space, and throws what it found out only now, such as a
-  /// token outside the vocabulary.
+  /// Of each micro-batch of the last run, in order; zeros on all but the last stage. Waits for the space, and
+  /// throws what it found out only now, such as a token outside the vocabulary.
+  std::span<nn::loss_sum const> losses(Ex& ex) {
+    static_assert(sizeof(nn::loss_sum) == 2 * sizeof(double));
+    copy(ex, std::span<double>(&losses_.data()->sum, 2 * losses_.size()), totals_.span());
+    return losses_; // copy: of exec/copy.hpp, or of the space's own header
+  }
+  /// Their sum.
   nn::loss_sum loss(Ex& ex) {
-    double values[2];
-    copy(ex, std::span<double>(values), totals_.span()); // of exec/copy.hpp, or of the space's own header
-    return {values[0], values[1]};
+    nn::loss_sum all;
+    for (auto one : losses(ex)) all += one;
+    return all;
   }
 
   /// When each action of the last run happened, on all stages: in seconds, of each machine's own clock.
@@ -211,11 +218,14 @@ private:
       batches_[static_cast<std::size_t>(known_)] = supplier(index_t{known_});
     return batches_[static_cast<std::size_t>(micro_batch)];
   }
-  nn::stream<Ex, T> stream_of(micro_batch_type const& b) {
-    return {
-        .tokens = b.tokens, .targets = b.targets, .whole_length = b.whole_length, .totals = totals_.view()};
+  /// Losses are added to those of micro-batch `number`.
+  nn::stream<Ex, T> stream_of(micro_batch_type const& b, index_t number) {
+    return {.tokens = b.tokens,
+            .targets = b.targets,
+            .whole_length = b.whole_length,
+            .totals = {totals_.data() + 2 * number, {2}}};
   }
-  index_t rows_of(micro_batch_type const& b) { return runner_.rows_of(stream_of(b).shape()); }
+  index_t rows_of(micro_batch_type const& b) { return runner_.rows_of(stream_of(b, 0).shape()); }
   matrix matrix_in(T* data, micro_batch_type const& b) { return {data, {rows_of(b), options_.width}}; }
   index_t elements_of(micro_batch_type const& b) { return rows_of(b) * options_.width; }
 
@@ -289,7 +299,7 @@ private:
     slot.chunk = a.chunk;
     slot.input = plan_.has_before(stage_, a.chunk) ? activations_.take_kept(a) : -1;
     p.first_sample = b.first_sample;
-    runner_.start(number, {static_cast<std::size_t>(a.chunk), a.micro_batch}, stream_of(b), p);
+    runner_.start(number, {static_cast<std::size_t>(a.chunk), a.micro_batch}, stream_of(b, a.micro_batch), p);
     auto const input = slot.input >= 0 ? matrix_in(activations_.data_of(slot.input), b)
                        : a.chunk > 0   ? runner_.output(slot_of({a.kind, a.micro_batch, a.chunk - 1}))
                                        : matrix{};
@@ -333,7 +343,7 @@ private:
         input = matrix_in(activations_.data_of(slot.input), b);
       }
       slot.busy = true;
-      runner_.start(number, {part, i}, stream_of(b), p);
+      runner_.start(number, {part, i}, stream_of(b, 0), p);
       runner_.forward(ex, lender, number, input);
       if (!plan_.has_after(stage_, chunk)) continue;
       layout::action const a{layout::action_kind::send_activation, 0, chunk};
@@ -367,7 +377,8 @@ private:
   detail::pipeline_needs needs_;
   unit_runner<Ex, T, G, Group> runner_;
   detail::message_lane<Comm, Ex, T> activations_, gradients_;
-  tensor<double, 1, memory> totals_; ///< {sum, count} of the loss.
+  tensor<double, 2, memory> totals_; ///< {sum, count} of the loss of each micro-batch.
+  std::vector<nn::loss_sum> losses_;
   std::vector<slot_state> slots_;
   std::vector<micro_batch_type> batches_; ///< Of the step that runs.
   int known_ = 0;                         ///< How many of them the supplier has told.
