@@ -2,6 +2,7 @@
 #ifndef TESSERA_PARALLEL_DETAIL_CONTEXT_SHAPES_HPP
 #define TESSERA_PARALLEL_DETAIL_CONTEXT_SHAPES_HPP
 
+#include <tessera/core/scalar.hpp>
 #include <tessera/ops/shapes.hpp>
 #include <tessera/parallel/context_options.hpp>
 
