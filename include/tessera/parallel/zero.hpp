@@ -30,8 +30,9 @@
 ///
 /// Cost of a step of n weights with one micro-batch: stage 0 an all_reduce of n gradients; 1 and 2 a
 /// reduce_scatter and, of weights, an all_gather; 3 a reduce_scatter and two all_gathers, one fewer for the
-/// last unit. Every rank issues the same collectives whatever its samples; one that has none runs empty
-/// micro-batches, or, in the plain order of units, calls `nothing_to_add`.
+/// last unit (a tied block stays from the last unit to its own backward). Every rank issues the same
+/// collectives whatever its samples; one that has none runs empty micro-batches, or, in the plain order of
+/// units, calls `nothing_to_add`.
 #ifndef TESSERA_PARALLEL_ZERO_HPP
 #define TESSERA_PARALLEL_ZERO_HPP
 
@@ -119,6 +120,7 @@ public:
   std::size_t units() const noexcept { return parts_.size(); }
   layout::parameter_map const& parameters(std::size_t u) const { return *parts_[u].given.map; }
   zero_options const& options() const noexcept { return options_; }
+  zero_ranks<Comm> const& ranks() const noexcept { return ranks_; }
 
   // What a checkpoint saves and restores. Ranges count from the beginning of the unit's block.
 
@@ -171,7 +173,11 @@ public:
   blocks lend(Ex& ex, std::size_t u, lend_options const& how = {}, site where = site::here()) {
     require_unit(u, where);
     auto const tied = parts_[u].given.tied;
-    if (options_.stage == 3) gather(u, how.next, where);
+    if (options_.stage == 3) {
+      gathered_.keep(u, false);
+      keep_tied(u, how.gradients);
+      gather(u, how.next, where);
+    }
     blocks lent{borrowed(u), {}, {}, {}};
     if (how.gradients) lent.gradients = gradients_.lend(ex, u, how.micro_batch, where);
     if (tied != no_unit) {
@@ -215,7 +221,10 @@ public:
     };
     for (std::size_t i = 0; i < end; ++i) {
       (void)lend(ex, order[i], {.next = next_of(i, true), .gradients = false}, where);
-      if (i + 1 < end) done(order[i], where);
+      if (i + 1 < end)
+        done(order[i], where);
+      else
+        keep_tied(order[i], true);
     }
     for (auto i = end; i-- > 0;) {
       if (i + 1 < end) (void)lend(ex, order[i], {.next = next_of(i, false), .gradients = false}, where);
@@ -240,6 +249,7 @@ public:
     auto const totals = sums_.add_up(
         ex, losses, [&](std::size_t u) { return gradients_.share(u); }, where);
     gradients_.begin_step();
+    if (options_.stage == 3) forget_gathered();
     update_result result{.loss = totals.loss};
     auto const divisor = totals.loss.count * how.loss_scale;
     if (totals.loss.count > 0) result.gradient_norm = std::sqrt(totals.squares) / divisor;
@@ -251,7 +261,6 @@ public:
                                     .learning_rate = how.learning_rate,
                                     .gradient_scale =
                                         clip_factor(result.gradient_norm, how.clip_norm) / divisor};
-    if (options_.stage == 3) gathered_.drop_unused([](std::size_t) { return false; });
     for (std::size_t u = 0; u < units(); ++u) {
       for (auto& each : stretches_[u])
         each.optimizer.step(ex, weights_of(u, each.where),
@@ -334,6 +343,14 @@ private:
     });
     for (auto w : wanted)
       if (w != no_unit) gathered_.bring(w, memory_span<T const, memory>(weights(w)), where);
+  }
+  void keep_tied(std::size_t u, bool kept) {
+    auto const tied = parts_[u].given.tied;
+    if (options_.stage == 3 && tied != no_unit) gathered_.keep(tied, kept && parts_[tied].given.owned);
+  }
+  void forget_gathered() {
+    for (std::size_t u = 0; u < units(); ++u) gathered_.keep(u, false);
+    gathered_.drop_unused([](std::size_t) { return false; });
   }
   memory_span<T const, memory> borrowed(std::size_t u) {
     return options_.stage == 3 ? gathered_.use(u) : memory_span<T const, memory>(weights(u));

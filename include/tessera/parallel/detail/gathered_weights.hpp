@@ -37,15 +37,17 @@ public:
     return entries_[u].block->span();
   }
   void done(std::size_t u) {
-    if (--entries_[u].users == 0) drop(u);
+    if (--entries_[u].users == 0 && !entries_[u].kept) drop(u);
   }
+  /// Whether they stay without users: a tied block, from the unit that borrows it to the backward of its own.
+  void keep(std::size_t u, bool kept) { entries_[u].kept = kept; }
   int users(std::size_t u) const { return entries_[u].users; }
 
-  /// Gives back what was brought and is not used, except where `wanted(u)`.
+  /// Gives back what was brought and is neither used nor kept, except where `wanted(u)`.
   template <std::predicate<std::size_t> Wanted>
   void drop_unused(Wanted&& wanted) {
     for (std::size_t u = 0; u < entries_.size(); ++u)
-      if (entries_[u].block != nullptr && entries_[u].users == 0 && !wanted(u)) drop(u);
+      if (entries_[u].block != nullptr && entries_[u].users == 0 && !entries_[u].kept && !wanted(u)) drop(u);
   }
 
 private:
@@ -53,6 +55,7 @@ private:
     typename block_pool<T, memory>::block* block = nullptr;
     typename Comm::request under_way;
     int users = 0;
+    bool kept = false;
   };
 
   void drop(std::size_t u) {
