@@ -160,7 +160,7 @@ private:
   static std::vector<index_t> part_of(std::vector<index_t> const& whole, parameter_share const& share,
                                       std::string const& name, site where) {
     auto part = whole;
-    if (share.copies < 1 || share.dimension >= static_cast<int>(whole.size()))
+    if (share.copies < 1 || share.dimension >= std::ssize(whole))
       throw size_error("E-layout-004", where, "the parameter ", name, " of ", whole.size(),
                        " dimensions is cut along dimension ", share.dimension, " and held by ", share.copies,
                        " ranks; name one of its dimensions, and 1 rank or more");
