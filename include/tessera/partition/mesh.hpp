@@ -33,7 +33,10 @@ public:
       : world_(&world), shape_(shape), at_((shape.validate(world.size(), where), world.rank())) {
     groups_.reserve(pairs.size() + 7); // their addresses stay
     add({}, where);
-    for (auto one : layout::axes_in_order) add(one, where);
+    for (auto one : layout::axes_in_order) {
+      add(one, where);
+      axes_[static_cast<std::size_t>(one)] = known_.back().group;
+    }
     add(layout::gradient_axes, where);
     for (auto axes : pairs) add(axes, where);
   }
@@ -51,6 +54,7 @@ public:
     throw config_error("E-partition-001", where, "this mesh has no communicator along ", text_of(axes),
                        "; name the axes when it is made: mesh(world, shape, {axis::a | axis::b})");
   }
+  Comm& along(axis which) noexcept { return *axes_[static_cast<std::size_t>(which)]; }
   /// The ranks that hold the same dense parameters and other samples or positions, data-major.
   Comm& gradient_group() { return along(layout::gradient_axes); }
 
@@ -90,6 +94,7 @@ private:
   int at_;
   std::vector<Comm> groups_;
   std::vector<known_group> known_;
+  Comm* axes_[5] = {};
 };
 
 } // namespace tessera::inline TESSERA_ABI::partition

@@ -22,6 +22,7 @@
 #ifndef TESSERA_PARTITION_REDISTRIBUTE_HPP
 #define TESSERA_PARTITION_REDISTRIBUTE_HPP
 
+#include <tessera/partition/detail/direct.hpp>
 #include <tessera/partition/detail/journey.hpp>
 #include <tessera/partition/plan.hpp>
 
@@ -61,9 +62,8 @@ typename Ex::memory > &&comm::communicates_in<Comm, typename Ex::memory>&&
 
 namespace detail {
 
-template <class From, class To, class Ex, class Comm>
-auto journey_between(Ex& ex, mesh<Comm>& on, To const& out, From const& x, redistribute_options const& how,
-                     site where) {
+template <class Comm, class Out, class X>
+void require_together(mesh<Comm> const& on, Out const& out, X const& x, site where) {
   if (x.place() != on.place() || out.place() != on.place())
     throw size_error("E-partition-005", where, "redistribute: a tensor of rank ", x.place().rank,
                      " of the mesh ", text_of(x.place().shape), " into one of rank ", out.place().rank,
@@ -72,15 +72,20 @@ auto journey_between(Ex& ex, mesh<Comm>& on, To const& out, From const& x, redis
   if (x.whole() != out.whole())
     throw size_error("E-partition-006", where, "redistribute: `x` is a part of ", text_of(x.whole()),
                      ", `out` of ", text_of(out.whole()), "; both must be the same");
-  using T = typename To::value_type;
-  return journey<Ex, Comm, T, To::rank>(ex, on,
-                                        itinerary<T, To::rank>{.to = out.local().data(),
-                                                               .from = x.local().data(),
-                                                               .whole = x.whole(),
-                                                               .before = From::parts,
-                                                               .steps = &steps_between<From, To>,
-                                                               .order = how.order,
-                                                               .where = where});
+}
+
+template <class Ex, class Comm, class Out, class X>
+auto journey_between(Ex& ex, mesh<Comm>& on, Out const& out, X const& x, redistribute_options const& how,
+                     site where) {
+  using T = typename Out::value_type;
+  return journey<Ex, Comm, T, Out::rank>(ex, on,
+                                         itinerary<T, Out::rank>{.to = out.local().data(),
+                                                                 .from = x.local().data(),
+                                                                 .whole = x.whole(),
+                                                                 .before = X::parts,
+                                                                 .steps = &steps_between<X, Out>,
+                                                                 .order = how.order,
+                                                                 .where = where});
 }
 
 } // namespace detail
@@ -93,7 +98,13 @@ template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partit
   requires moves<Comm, Ex, X> && redistributable<X, Out>
 void redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x, redistribute_options const& how = {},
                   site where = site::here()) {
-  detail::journey_between(ex, on, out.view(), x.view(), how, where).run();
+  auto const to = out.view();
+  auto const from = x.view();
+  detail::require_together(on, to, from, where);
+  using T = typename std::remove_cvref_t<Out>::value_type;
+  view<T const, std::remove_cvref_t<Out>::rank, typename Ex::memory> const local = from.local();
+  if (detail::run_directly<detail::steps_between<X, Out>>(on, to.local(), local, how.order, where)) return;
+  detail::journey_between(ex, on, to, from, how, where).run();
 }
 
 /// The same into new memory, to these placements: one for each of x's axes, in its order.
@@ -139,6 +150,7 @@ template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partit
 [[nodiscard]] auto start_redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x,
                                       redistribute_options const& how = {}, site where = site::here()) {
   using T = typename std::remove_cvref_t<Out>::value_type;
+  detail::require_together(on, out.view(), x.view(), where);
   return redistribution<Ex, Comm, T, std::remove_cvref_t<Out>::rank>(
       detail::journey_between(ex, on, out.view(), x.view(), how, where));
 }
