@@ -97,6 +97,16 @@ TEST_CASE("key and value heads divide the tensor and context ranks, or these the
   CHECK(refused({.context = 4}, 4).id == "nothing was thrown");
 }
 
+TEST_CASE("reproducible sums with a pipeline need a head of its own") {
+  auto config = llama();
+  training_layout const l{.pipeline = 2, .micro_batch = 1, .reproducible = true};
+  CHECK_NOTHROW((void)l.resolved(config, {4, 2}));
+  config.tied_head = true;
+  auto const caught = test::error_of<config_error>([&] { (void)l.resolved(config, {4, 2}); });
+  CHECK(caught.id == "E-parallel-074");
+  CHECK(caught.says("set tied_head to false"));
+}
+
 TEST_CASE("what is left open is filled in, and nothing else is changed") {
   training_layout const half{.tensor = 2, .pipeline = 2, .zero = 3};
   auto const whole = half.resolved(llama(), {.batch = 10, .ranks = 8});

@@ -90,7 +90,7 @@ struct training_layout {
     all.check_options(where);
     if (all.micro_batch == 0) all.micro_batch = (std::max)(index_t{1}, all.share(on.batch, 0).size());
     all.check_model(config, where);
-    if (reproducible) all.check_reproducible(on.batch, where);
+    if (reproducible) all.check_reproducible(config, on.batch, where);
     return all;
   }
 
@@ -208,7 +208,7 @@ private:
 
   /// The tree over a step's micro-batches is that of one rank where each data rank holds one of its subtrees
   /// and nothing else adds up over ranks.
-  void check_reproducible(index_t batch, site where) const {
+  void check_reproducible(nn::transformer_config const& config, index_t batch, site where) const {
     auto const refuse = [&](auto const&... parts) {
       throw config_error("E-parallel-074", where, "layout: reproducible ", parts...);
     };
@@ -216,6 +216,10 @@ private:
       refuse("with tensor ", tensor, " and context ", context,
              ": these cut the sums inside the model, whose "
              "rounding then depends on them; set both to 1 and use data and pipeline");
+    if (pipeline > 1 && config.tied_head)
+      refuse("with pipeline ", pipeline,
+             " and a tied head: the table's two gradients are made on two stages ",
+             "and meet after their sums; set tied_head to false, or pipeline to 1");
     if (batch % (data * micro_batch) != 0)
       refuse("gives every data rank the same number of whole micro-batches, and batch ", batch,
              " is not a "
