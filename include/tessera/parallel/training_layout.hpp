@@ -216,6 +216,9 @@ private:
       refuse("with tensor ", tensor, " and context ", context,
              ": these cut the sums inside the model, whose "
              "rounding then depends on them; set both to 1 and use data and pipeline");
+    if (schedule == layout::schedule_kind::zero_bubble)
+      refuse("with schedule zero bubble: it begins the gradients of a micro-batch before those of the one "
+             "before are complete; set schedule to one_forward_one_backward");
     if (pipeline > 1 && config.tied_head)
       refuse("with pipeline ", pipeline,
              " and a tied head: the table's two gradients are made on two stages ",
