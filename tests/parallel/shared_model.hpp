@@ -6,6 +6,7 @@
 #include <map>
 
 #include <tessera/comm/threads.hpp>
+#include <tessera/exec/copy.hpp>
 #include <tessera/exec/host.hpp>
 #include <tessera/layout/ownership.hpp>
 #include <tessera/nn/make_transformer.hpp>
@@ -51,28 +52,42 @@ struct outcome {
   int tensor_rank = 0, context_rank = 0;
 };
 
+/// Units of either family. (A test that compiles for long makes its own.)
+struct any_family {
+  template <class Ex, class Group>
+  nn::unit_list<Ex, float, float> make(nn::transformer_config const& config, Group const& group) const {
+    return nn::make_transformer<Ex, float, float>(config, group, {0, nn::unit_count(config)});
+  }
+};
+
 /// One forward and backward over the batch. Tokens are whole; a rank picks its positions.
-template <class Group>
-outcome run(ex_t& ex, nn::transformer_config const& config, Group const& group, fixture::batch const& batch,
-            manner how = {}, nudge const& moved = {}) {
-  auto units = nn::make_transformer<ex_t, float, float>(config, group, {0, nn::unit_count(config)});
-  nn::parameter_store<ex_t, float, float> store(units);
+template <class Ex, class Group, class Family = any_family>
+outcome run(Ex& ex, nn::transformer_config const& config, Group const& group, fixture::batch const& batch,
+            manner how = {}, nudge const& moved = {}, Family const& family = {}) {
+  using memory_t = typename Ex::memory;
+  auto units = family.template make<Ex>(config, group);
+  nn::parameter_store<Ex, float, float> store(units);
   for (std::size_t u = 0; u < units.size(); ++u) {
     units[u]->recompute(how.recompute);
+    std::vector<float> weights(static_cast<std::size_t>(store.unit_range(u).size()));
     for (auto const& part : layout::segments_of(units[u]->parameters(), {0, store.unit_range(u).size()}))
       for (index_t i = 0; i < part.in_block.size(); ++i)
-        store.weights(u)[static_cast<std::size_t>(part.in_block.begin + i)] =
+        weights[static_cast<std::size_t>(part.in_block.begin + i)] =
             value_of(*part.whole, part.first_element + i, moved);
+    copy(ex, store.weights(u), std::span<float const>(weights));
   }
 
   auto const length = group.local_sequence(batch.length);
   auto const places = group.positions(batch.length);
-  std::vector<std::int32_t> tokens, targets;
+  tensor<std::int32_t, 2> host_tokens({batch.samples, length}), host_targets({batch.samples, length});
   for (index_t b = 0; b < batch.samples; ++b)
     for (index_t t = 0; t < length; ++t) {
-      tokens.push_back(batch.token_view()(b, places(t)));
-      targets.push_back(batch.target_view()(b, places(t)));
+      host_tokens(b, t) = batch.token_view()(b, places(t));
+      host_targets(b, t) = batch.target_view()(b, places(t));
     }
+  tensor<std::int32_t, 2, memory_t> tokens(host_tokens.extents()), targets(host_tokens.extents());
+  copy(ex, tokens.span(), std::span<std::int32_t const>(host_tokens.span()));
+  copy(ex, targets.span(), std::span<std::int32_t const>(host_targets.span()));
 
   outcome done;
   auto const rows_of = [&](index_t samples) { return group.rows(samples * length).size(); };
@@ -80,22 +95,22 @@ outcome run(ex_t& ex, nn::transformer_config const& config, Group const& group, 
   nn::batch_shape const shape{samples, batch.length};
   index_t kept = arena<>::bytes_for<float>(rows_of(samples) * config.width), scratch = 0;
   for (auto const& u : units) {
-    kept += u->kept_bytes(shape) + (how.split ? u->kept_for_weights_bytes(shape) : 0);
-    scratch =
-        (std::max)(scratch, u->scratch_bytes(shape) + (how.split ? 0 : u->kept_for_weights_bytes(shape)));
+    auto const for_weights = u->kept_for_weights_bytes(shape);
+    kept += u->kept_bytes(shape) + (how.split ? for_weights : 0);
+    scratch = (std::max)(scratch, u->scratch_bytes(shape));
   }
   done.planned = kept + scratch;
-  arena<> memory(done.planned);
+  arena<memory_t> memory(done.planned);
 
-  std::vector<double> totals(2);
+  tensor<double, 1, memory_t> totals({2});
   for (index_t m = 0; m < how.micro_batches; ++m) {
     arena_scope const scope(memory);
-    auto const from = m * samples * length;
-    nn::stream<ex_t, float> s{.tokens = {tokens.data() + from, {samples, length}},
-                              .targets = {targets.data() + from, {samples, length}},
-                              .whole_length = batch.length,
-                              .totals = {totals.data(), {2}}};
-    s.gradient = memory.take<float, 2>({rows_of(samples), config.width});
+    auto const part = [&](auto& all) { return all.view().slice(0, m * samples, (m + 1) * samples); };
+    nn::stream<Ex, float> s{.tokens = part(tokens),
+                            .targets = part(targets),
+                            .whole_length = batch.length,
+                            .totals = totals.view()};
+    s.gradient = memory.template take<float, 2>({rows_of(samples), config.width});
     nn::pass p{.seed = 3, .step = 4, .first_sample = 2 + m * samples, .accumulate = m > 0};
     for (std::size_t u = 0; u < units.size(); ++u) units[u]->forward(ex, store.lend(u), s, memory, p);
     p.part = how.split ? nn::backward_part::input : nn::backward_part::both;
@@ -103,16 +118,19 @@ outcome run(ex_t& ex, nn::transformer_config const& config, Group const& group, 
     if (!how.split) continue;
     p.part = nn::backward_part::weights;
     for (auto u = units.size(); u-- > 0;) {
-      typename nn::unit<ex_t, float, float>::blocks lent = store.lend(u);
+      auto lent = store.lend(u);
       lent.weights = {}; // not read
       units[u]->backward(ex, lent, s, memory, p);
     }
   }
-  done.loss = {totals[0], totals[1]};
+  double sums[2];
+  copy(ex, std::span<double>(sums), memory_span<double const, memory_t>(totals.span()));
+  done.loss = {sums[0], sums[1]};
   done.peak = memory.peak();
   for (std::size_t u = 0; u < units.size(); ++u) {
     done.maps.push_back(units[u]->parameters());
-    done.gradients.emplace_back(store.gradients(u).begin(), store.gradients(u).end());
+    done.gradients.emplace_back(static_cast<std::size_t>(store.unit_range(u).size()));
+    copy(ex, std::span<float>(done.gradients.back()), memory_span<float const, memory_t>(store.gradients(u)));
   }
   return done;
 }
