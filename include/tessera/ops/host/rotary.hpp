@@ -21,9 +21,10 @@ struct rotary_on<exec::host_backend> {
     auto const sign = options.inverse ? -1.0f : 1.0f;
     auto const positions = options.positions;
     host_detail::for_rows(ex, batch * sequence, heads * 2 * half, [=](index_t row) {
-      auto const* cosine = angles + positions(row % sequence) * 2 * half;
+      auto const t = row % sequence;
+      auto const* cosine = angles + positions(t) * 2 * half;
       auto const* sine = cosine + half;
-      auto* token = x.data() + row / sequence * x.stride(0) + row % sequence * x.stride(1);
+      auto* token = x.data() + row / sequence * x.stride(0) + t * x.stride(1);
       for (index_t h = 0; h < heads; ++h) {
         auto* first = token + h * x.stride(2);
         auto* second = first + half;
