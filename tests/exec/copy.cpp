@@ -32,6 +32,26 @@ TEST_CASE("a copy between different counts, or with gaps, is refused") {
   CHECK(error_of<size_error>([&] { exec::copy(ex, half, half); }).id == "E-core-007");
 }
 
+TEST_CASE("rows are copied between matrices of other widths, and nothing beside them is written") {
+  exec::host ex({.threads = 1});
+  for (index_t rows : {0, 1, 4})
+    for (index_t width : {0, 1, 3}) {
+      tensor<float, 2> from({5, 7}), to({5, 4});
+      for (index_t i = 0; i < 35; ++i) from.data()[i] = static_cast<float>(i + 1);
+      auto const inner = from.view().slice(0, 0, rows).slice(1, 2, 2 + width);
+      exec::copy_rows(ex, to.view().slice(0, 1, 1 + rows).slice(1, 1, 1 + width), inner);
+      for (index_t i = 0; i < 5; ++i)
+        for (index_t j = 0; j < 4; ++j) {
+          bool const inside = i >= 1 && i < 1 + rows && j >= 1 && j < 1 + width;
+          CHECK(to(i, j) == (inside ? from(i - 1, j + 1) : 0.0f));
+        }
+    }
+  tensor<float, 2> a({3, 2}), b({2, 3});
+  CHECK(error_of<size_error>([&] { exec::copy_rows(ex, a.view(), b.view()); }).id == "E-exec-110");
+  view<float, 2> const turned(a.data(), {2, 3}, {1, 2});
+  CHECK(error_of<size_error>([&] { exec::copy_rows(ex, b.view(), turned); }).id == "E-exec-111");
+}
+
 TEST_CASE("on the host both sides of a staged array are one") {
   exec::host ex({.threads = 1});
   memory_meter meter;

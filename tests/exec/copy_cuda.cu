@@ -60,6 +60,25 @@ TEST_CASE("different counts and views with gaps are refused") {
   CHECK(error_of<size_error>([&] { exec::copy(ex, half, host.view()); }).id == "E-core-007");
 }
 
+TEST_CASE("rows are copied between matrices of other widths, and nothing beside them is written") {
+  exec::cuda ex;
+  for (index_t rows : {0, 1, 4})
+    for (index_t width : {0, 1, 3}) {
+      auto const values = reference::normal<bf16, 2>({5, 7}, 1);
+      tensor<bf16, 2, exec::cuda_memory> from({5, 7}), to({5, 4});
+      exec::copy(ex, from.view(), values.view());
+      exec::copy_rows(ex, to.view().slice(0, 1, 1 + rows).slice(1, 1, 1 + width),
+                      from.view().slice(0, 0, rows).slice(1, 2, 2 + width));
+      tensor<bf16, 2> back({5, 4});
+      exec::copy(ex, back.view(), to.view());
+      for (index_t i = 0; i < 5; ++i)
+        for (index_t j = 0; j < 4; ++j) {
+          bool const inside = i >= 1 && i < 1 + rows && j >= 1 && j < 1 + width;
+          CHECK(back(i, j) == (inside ? values(i - 1, j + 1) : bf16(0.0f)));
+        }
+    }
+}
+
 TEST_CASE("a staged array is filled on the host, used on the device, and filled again at once") {
   exec::cuda ex;
   memory_meter meter;

@@ -30,6 +30,7 @@ WITHOUT_HEADER = {
     "tests/parallel/cuda/context_attention.cu",
     "tests/parallel/cuda/overlapped_linear.cu",
     "tests/comm/mpi_calls.cpp",
+    "tests/partition/cuda/redistribute.cu",
     "tests/ops/cuda/elementary.cu",
 }
 

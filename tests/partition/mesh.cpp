@@ -67,15 +67,16 @@ TEST_CASE("groups of the same ranks are one communicator, and those of one rank 
 
 TEST_CASE("a shape of another size, and axes that were not asked for, are refused on every rank") {
   comm::run_threads(
-      3,
+      8,
       [](comm::threads& world) {
         auto const end =
             test::error_of<config_error>([&] { partition::mesh mesh(world, {.data = 2, .tensor = 2}); });
         CHECK(end.id == "E-layout-011");
-        partition::mesh mesh(world, {.data = 3});
+        partition::mesh mesh(world, {.pipeline = 2, .data = 2, .tensor = 2});
         auto const unknown = test::error_of<config_error>([&] { mesh.along(axis::data | axis::tensor); });
         CHECK(unknown.id == "E-partition-001");
         CHECK(unknown.says("along data x tensor"));
+        CHECK(&mesh.along(axis::data | axis::context) == &mesh.along(axis::data));
       },
       patient);
 }

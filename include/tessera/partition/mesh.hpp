@@ -30,21 +30,23 @@ public:
   /// Throws config_error on all ranks alike where the sizes do not multiply to the world's (E-layout-011).
   explicit mesh(Comm& world, layout::mesh_shape const& shape, std::initializer_list<axis_set> pairs = {},
                 site where = site::here())
-      : world_(&world), shape_(shape), at_((shape.validate(world.size(), where), world.rank())) {
-    groups_.reserve(pairs.size() + 7); // their addresses stay
+      : world_(&world), place_{shape, world.rank()} {
+    shape.validate(world.size(), where);
+    groups_.reserve(pairs.size() + 8); // their addresses stay
     add({}, where);
     for (auto one : layout::axes_in_order) {
       add(one, where);
       axes_[static_cast<std::size_t>(one)] = known_.back().group;
     }
     add(layout::gradient_axes, where);
+    add(axis::data | axis::context, where); // along which redistributions move at once
     for (auto axes : pairs) add(axes, where);
   }
 
   Comm& world() noexcept { return *world_; }
-  layout::mesh_shape const& shape() const noexcept { return shape_; }
-  int rank() const noexcept { return at_; } ///< Among all.
-  layout::mesh_place place() const noexcept { return {shape_, at_}; }
+  layout::mesh_shape const& shape() const noexcept { return place_.shape; }
+  int rank() const noexcept { return place_.rank; } ///< Among all.
+  layout::mesh_place const& place() const noexcept { return place_; }
 
   /// The ranks that differ from this one in these axes alone, ordered as in the world.
   /// Throws config_error (E-partition-001) for a set of axes that the mesh was not made with.
@@ -58,8 +60,8 @@ public:
   /// The ranks that hold the same dense parameters and other samples or positions, data-major.
   Comm& gradient_group() { return along(layout::gradient_axes); }
 
-  int size(axis_set axes) const { return narrow<int>(shape_.size(axes)); }
-  int coordinate(axis which) const noexcept { return shape_.coordinate(at_, which); }
+  int size(axis_set axes) const { return narrow<int>(place_.shape.size(axes)); }
+  int coordinate(axis which) const noexcept { return place_.shape.coordinate(place_.rank, which); }
 
 private:
   struct known_group {
@@ -70,28 +72,27 @@ private:
   /// Groups of the same ranks are one communicator.
   void add(axis_set axes, site where) {
     Comm* group = nullptr;
-    auto const ranks = shape_.size(axes);
+    auto const ranks = place_.shape.size(axes);
     if (ranks == world_->size()) group = world_;
     for (auto const& known : known_)
       if (group == nullptr && same_ranks(known.axes, axes)) group = known.group;
     if (group == nullptr) {
       int color = 0; // the coordinates in which the group's ranks agree
       for (auto one : layout::axes_in_order)
-        if (!axes.has(one)) color = color * shape_.size(one) + coordinate(one);
-      groups_.push_back(world_->split(color, at_, where));
+        if (!axes.has(one)) color = color * place_.shape.size(one) + coordinate(one);
+      groups_.push_back(world_->split(color, place_.rank, where));
       group = &groups_.back();
     }
     known_.push_back({axes, group});
   }
   bool same_ranks(axis_set a, axis_set b) const noexcept {
     for (auto one : layout::axes_in_order)
-      if (shape_.size(one) > 1 && a.has(one) != b.has(one)) return false;
+      if (place_.shape.size(one) > 1 && a.has(one) != b.has(one)) return false;
     return true;
   }
 
   Comm* world_;
-  layout::mesh_shape shape_;
-  int at_;
+  layout::mesh_place place_;
   std::vector<Comm> groups_;
   std::vector<known_group> known_;
   Comm* axes_[5] = {};

@@ -16,6 +16,10 @@
 
 namespace tessera::inline TESSERA_ABI::partition {
 
+template <class T, int Rank, memory_space Memory, class... Placed>
+  requires placements_of_rank<Rank, Placed...>
+class partitioned_tensor;
+
 /// Borrowed, trivially copyable. The local view is this rank's box of the whole, without gaps.
 template <class T, int Rank, memory_space Memory, class... Placed>
   requires placements_of_rank<Rank, Placed...>
@@ -69,6 +73,14 @@ public:
   }
 
 private:
+  template <class U, int R, memory_space M, class... P>
+    requires placements_of_rank<R, P...>
+  friend class partitioned_tensor;
+  struct known_to_fit {};
+  partitioned_view(known_to_fit, layout::mesh_place const& place, extents<Rank> const& whole,
+                   tessera::view<T, Rank, Memory> local) noexcept
+      : place_(place), whole_(whole), local_(local) {}
+
   layout::mesh_place place_;
   extents<Rank> whole_{};
   tessera::view<T, Rank, Memory> local_;
@@ -93,9 +105,10 @@ public:
       : place_(place), whole_(whole),
         memory_(local_box(whole, parts, place.shape, place.coordinates()).sizes, account, where) {}
 
-  view_type view() noexcept { return {place_, whole_, memory_.view()}; }
+  view_type view() noexcept { return {typename view_type::known_to_fit{}, place_, whole_, memory_.view()}; }
   partitioned_view<T const, Rank, Memory, Placed...> view() const noexcept {
-    return {place_, whole_, memory_.view()};
+    using constant = partitioned_view<T const, Rank, Memory, Placed...>;
+    return {typename constant::known_to_fit{}, place_, whole_, memory_.view()};
   }
   operator view_type() noexcept { return view(); } // NOLINT: meant to be implicit
   operator partitioned_view<T const, Rank, Memory, Placed...>() const noexcept { return view(); } // NOLINT
