@@ -300,7 +300,9 @@ TEST_CASE("each wrapper makes exactly one MPI call, and none of them allocates o
     CHECK(calls_of([&] { c.all_reduce(std::span(data), {.order = comm::summation::native}); }) ==
           "MPI_Allreduce_c");
     CHECK(calls_of([&] { c.all_reduce(std::span(data)); }) == "MPI_Allgather_c");
-    CHECK(calls_of([&] { c.all_reduce(std::span(memory)); }) == "MPI_Alltoallv_c MPI_Allgatherv_c");
+    CHECK(calls_of([&] { c.all_reduce(std::span(memory)); }) == "MPI_Alltoallv_c MPI_Allgather_c");
+    CHECK(calls_of([&] { c.all_reduce(std::span(memory).first(1031)); }) ==
+          "MPI_Alltoallv_c MPI_Iallgatherv_c MPI_Wait");
     CHECK(calls_of([&] { c.start_broadcast(std::span(data), 0).wait(); }) == "MPI_Ibcast_c MPI_Wait");
     std::span<float> const part(memory.data(), 8);
     if (c.rank() == 0) CHECK(calls_of([&] { c.send(part, 1, 0); }) == "MPI_Send_c");

@@ -12,8 +12,9 @@
 /// 16-bit types, no start_X at the checked level: the host would have to touch the data), and the caller sees
 /// to it that the compute stream has finished writing (`ex.synchronize()`) before it calls.
 ///
-/// Cost: one MPI call each, except reductions in a fixed order (two; one up to 2 KiB) and communicators that
-/// are checked (one more) or have a stall limit (non-blocking calls and polling). Counts are 64-bit (MPI-4).
+/// Cost: one MPI call each, except reductions in a fixed order (two or three; one up to 2 KiB) and
+/// communicators that are checked (one more) or have a stall limit (non-blocking calls and polling). Counts
+/// are 64-bit (MPI-4).
 #ifndef TESSERA_COMM_MPI_HPP
 #define TESSERA_COMM_MPI_HPP
 

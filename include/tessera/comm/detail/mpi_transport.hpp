@@ -90,6 +90,7 @@ public:
                 "receive", t.where);
       return check_length(t, status);
     }
+    if (t.step > 0 && t.what == collective::all_gather && t.out_counts != nullptr) return run_later_gather(t);
     check_mpi(post(t, nullptr, tables_), name_of(t.what), t.where);
   }
   void start(transfer const& t, ticket& k) {
@@ -296,6 +297,15 @@ private:
       break;
     }
     return MPI_ERR_OTHER;
+  }
+
+  /// The slices of a sum, unequal. MPICH's blocking Allgatherv passes long ones round in pieces of 32 KiB,
+  /// each of which waits for the one before on every rank: with 4 ranks on 2 cores 0.4 s a MiB. Its other
+  /// form does not.
+  [[gnu::noinline]] void run_later_gather(transfer const& t) {
+    MPI_Request pending = MPI_REQUEST_NULL;
+    check_mpi(post(t, &pending, tables_), name_of(t.what), t.where);
+    check_mpi(MPI_Wait(&pending, MPI_STATUS_IGNORE), name_of(t.what), t.where);
   }
 
   static void check_length(transfer const& t, MPI_Status const& status) {
