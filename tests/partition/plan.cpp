@@ -155,3 +155,35 @@ TEST_CASE("a plan prints what it will do, and leaves axes of one rank out") {
                               parts(invariant::value, replicate::value));
   CHECK(text_of(none).find("nothing to do") != std::string::npos);
 }
+
+TEST_CASE("the page about partitions prints this") {
+  on_mesh({.data = 2, .tensor = 2}, [](comm::threads& world, mesh<comm::threads>& mesh, exec::host& ex) {
+    index_t const tokens = 1024, width = 768;
+    // [doc: partition]
+    using summands = placed<axis::tensor, partial<>>; // what a row-parallel product leaves
+    using my_rows = placed<axis::tensor, shard<0>>;   // what sequence-parallel norms want
+    partitioned_tensor<float, 2, host_memory, summands> sums(mesh.place(), {tokens, width});
+    partitioned_tensor<float, 2, host_memory, my_rows> rows(mesh.place(), {tokens, width});
+    redistribute(ex, mesh, rows, sums); // reduce_scatter
+
+    auto d_sums = redistribute_backward<partial<>>(ex, mesh, rows); // its adjoint, all_gather
+    // [/doc]
+    CHECK(d_sums.local().extent(0) == tokens);
+
+    // [doc: plan]
+    using gradient = partitioned_tensor<float, 2, host_memory, placed<axis::data, partial<>>,
+                                        placed<axis::tensor, partial<>>>;
+    gradient d_weight(mesh.place(), {768, 3072});
+    auto const plan = plan_of<invariant, invariant>(d_weight);
+    // [/doc]
+    if (world.rank() == 0)
+      CHECK(
+          text_of(plan) ==
+          R"([768, 3072] x 4 bytes on data 2 x tensor 2, rank 0: data: partial<sum>, tensor: partial<sum> -> data: invariant, tensor: invariant
+  reduce_scatter along tensor (2 ranks), partial<sum> -> shard<0>: sends 4718592 bytes
+  all_reduce along data (2 ranks), partial<sum> -> invariant: sends 4718592 bytes
+  all_gather along tensor (2 ranks), shard<0> -> invariant: sends 4718592 bytes
+sends 14155776 bytes
+)");
+  });
+}

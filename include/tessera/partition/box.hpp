@@ -56,12 +56,12 @@ constexpr layout::range local_range(index_t n, int d, partitioning const& parts,
 /// What the rank at `where` of the mesh holds. Over the ranks along the cut axes the boxes are disjoint and
 /// cover the whole.
 template <std::size_t Rank>
-constexpr box<static_cast<int>(Rank)> local_box(std::array<index_t, Rank> const& whole,
-                                                partitioning const& parts, layout::mesh_shape const& shape,
-                                                layout::mesh_coordinates const& where) {
-  box<static_cast<int>(Rank)> mine;
+constexpr box<narrow<int>(Rank)> local_box(std::array<index_t, Rank> const& whole, partitioning const& parts,
+                                           layout::mesh_shape const& shape,
+                                           layout::mesh_coordinates const& where) {
+  box<narrow<int>(Rank)> mine;
   for (std::size_t d = 0; d < Rank; ++d) {
-    auto const r = local_range(whole[d], static_cast<int>(d), parts, shape, where);
+    auto const r = local_range(whole[d], narrow<int>(d), parts, shape, where);
     mine.begin[d] = r.begin;
     mine.sizes[d] = r.size();
   }

@@ -60,7 +60,7 @@ plan make_plan(std::array<index_t, Rank> const& whole, index_t item, layout::mes
   auto const steps = cheapest_steps(from, to);
   auto now = from;
   for (int i = 0; i < steps.size; ++i) {
-    detail::stage<static_cast<int>(Rank)> const stage(whole, place, now, steps.at[i]);
+    detail::stage<narrow<int>(Rank)> const stage(whole, place, now, steps.at[i]);
     if (stage.ranks() > 1) made.steps.push_back({steps.at[i], stage.ranks(), stage.sent_bytes(item)});
     now = stage.then;
   }
