@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <support/thrown.hpp>
+
 #include "shared_model.hpp"
 
 using namespace tessera;
@@ -179,15 +181,14 @@ TEST_CASE("gather and reduce are adjoint, rows uneven or absent") {
 
 TEST_CASE("heads that ranks cannot share are refused with what to change") {
   auto const refused = [](nn::transformer_config const& config, int tensor) {
-    try {
-      shared::on_ranks({.tensor = tensor}, [&](shared::ex_t&, shared::group_t const& group) {
-        return nn::make_transformer<shared::ex_t, float, float>(config, group, {0, nn::unit_count(config)})
-            .size();
-      });
-    } catch (config_error const& e) {
-      return std::string(e.id());
-    }
-    return std::string("nothing was thrown");
+    return test::error_of<config_error>([&] {
+             shared::on_ranks({.tensor = tensor}, [&](shared::ex_t&, shared::group_t const& group) {
+               return nn::make_transformer<shared::ex_t, float, float>(config, group,
+                                                                       {0, nn::unit_count(config)})
+                   .size();
+             });
+           })
+        .id;
   };
   CHECK(refused(llama(false, 0), 3) == "E-nn-024");
   auto config = llama(false, 0);
@@ -196,4 +197,40 @@ TEST_CASE("heads that ranks cannot share are refused with what to change") {
   config.key_value_heads = 3;
   CHECK(refused(config, 2) == "E-nn-024");
   CHECK(refused(llama(false, 0), 4) == "nothing was thrown");
+}
+
+TEST_CASE("the ranks' parts cover the model, and each parameter is counted once") {
+  auto const config = llama(false, 0);
+  std::vector<index_t> counted(4);
+  comm::run_threads(4, [&](comm::threads& world) {
+    partition::mesh<comm::threads> mesh(world, {.tensor = 4});
+    parallel::model_group group(mesh, {.sequence_parallel = true});
+    auto units = nn::make_transformer<exec::host, float, float>(config, group, {0, nn::unit_count(config)});
+    for (auto const& u : units)
+      for (auto const& r :
+           layout::counted_ranges(u->parameters(), {0, u->parameters().block_size()}, world.rank()))
+        counted[static_cast<std::size_t>(world.rank())] += r.size();
+  });
+  index_t whole = 0, shared = 0;
+  for (auto const& u : nn::make_transformer<exec::host, float, float>(config))
+    whole += u->parameters().parameter_count();
+  for (auto count : counted) shared += count;
+  CHECK(shared == whole);
+}
+
+TEST_CASE("a stage has its units alone; a tied head knows what it borrows without the embedding") {
+  auto const config = gpt2(true, 0);
+  auto const make = [&](layout::range part) {
+    return nn::make_transformer<exec::host, float, float>(config, nn::one_rank(), part);
+  };
+  auto const last = make({2, 4});
+  REQUIRE(last.size() == 2);
+  CHECK(last[0]->name() == "block.1");
+  CHECK(last[1]->tied_to() == "embedding");
+  auto const borrowed = nn::embedding_parameters(config, nn::one_rank());
+  CHECK(borrowed.block_size() == make({0, 1})[0]->parameters().block_size());
+  CHECK(borrowed[0].name == "wte.weight");
+  CHECK(make({1, 1}).empty());
+  for (auto part : {layout::range{0, 5}, layout::range{-1, 2}, layout::range{3, 2}})
+    CHECK(test::error_of<size_error>([&] { (void)make(part); }).id == "E-nn-027");
 }
