@@ -12,7 +12,7 @@ index_t at(train::bytes_by_kind const& bytes, memory_kind kind) {
 
 } // namespace
 
-TEST_CASE("the formula divides the optimizer's state, and nothing else, at stage 1") {
+TEST_CASE("the formula divides the optimizer's state, then the gradients, then the weights") {
   // 16 bytes a weight of mixed-precision Adam in the paper: 2 weights + 2 gradients + 12 state.
   auto const whole = train::zero_formula(
       1000, {.ranks = 4, .zero = 0, .weight_bytes = 2, .gradient_bytes = 2, .state_bytes = 12});
@@ -25,6 +25,14 @@ TEST_CASE("the formula divides the optimizer's state, and nothing else, at stage
   CHECK(at(shared, memory_kind::gradients) == 2000);
   CHECK(at(shared, memory_kind::optimizer_state) == 3000);
   CHECK(at(shared, memory_kind::activations) == -1);
+  auto const sum = [](int zero) { // (2 + 14 / N) and 16 / N bytes a weight
+    auto const bytes = train::zero_formula(
+        1000, {.ranks = 4, .zero = zero, .weight_bytes = 2, .gradient_bytes = 2, .state_bytes = 12});
+    return at(bytes, memory_kind::parameters) + at(bytes, memory_kind::gradients) +
+           at(bytes, memory_kind::optimizer_state);
+  };
+  CHECK(sum(2) == 5500);
+  CHECK(sum(3) == 4000);
 }
 
 TEST_CASE("the table shows peaks, the formula where there is one, and the sum") {

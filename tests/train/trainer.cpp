@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <map>
 
 #include <support/ranks.hpp>
 #include <support/temporary_folder.hpp>
@@ -42,7 +43,7 @@ void put_text(test::temporary_folder const& folder) {
 }
 
 struct outcome {
-  std::vector<float> weights;
+  std::map<std::string, std::vector<float>> weights;
   std::vector<train::metrics_row> rows;
   double validation = 0;
 };
@@ -54,12 +55,27 @@ outcome train_on(int ranks, train::settings const& s) {
     trainer_type trainer(all, ex, s);
     trainer.run();
     if (all.rank() != 0) return;
-    auto const weights = trainer.model().store().weights();
-    result = {{weights.begin(), weights.end()},
-              train::read_metrics(trainer.metrics_path()),
+    std::map<std::string, std::vector<float>> weights;
+    io::safetensors_file const file(trainer.checkpoint() + "/model.safetensors");
+    for (auto const& entry : file.entries()) {
+      weights[entry.name].resize(static_cast<std::size_t>(entry.elements()));
+      file.read(entry.name, std::span(weights[entry.name]));
+    }
+    result = {std::move(weights), train::read_metrics(trainer.metrics_path()),
               parallel::mean_of(trainer.validation())};
   });
   return result;
+}
+
+double largest_difference(outcome const& a, outcome const& b) {
+  auto largest = a.weights.size() == b.weights.size() ? 0.0 : 1e9;
+  for (auto const& [name, values] : a.weights) {
+    auto const& others = b.weights.at(name);
+    REQUIRE(values.size() == others.size());
+    for (std::size_t i = 0; i < values.size(); ++i)
+      largest = std::max(largest, std::abs(static_cast<double>(values[i] - others[i])));
+  }
+  return largest;
 }
 
 } // namespace
@@ -89,10 +105,7 @@ TEST_CASE("any number of ranks, micro-batch and ZeRO stage trains the same model
         CHECK(shared.rows[i].gradient_norm == doctest::Approx(whole.rows[i].gradient_norm).epsilon(1e-4));
       }
       CHECK(shared.validation == doctest::Approx(whole.validation).epsilon(1e-5));
-      auto largest = 0.0;
-      for (std::size_t i = 0; i < whole.weights.size(); ++i)
-        largest = std::max(largest, std::abs(static_cast<double>(shared.weights[i] - whole.weights[i])));
-      CHECK(largest < 2e-4);
+      CHECK(largest_difference(shared, whole) < 2e-4);
     }
 }
 
@@ -122,6 +135,42 @@ TEST_CASE(
   auto const others = train_on(3, s);
   for (std::size_t i = 0; i < 8; ++i)
     CHECK(others.rows[i].loss == doctest::Approx(whole.rows[i].loss).epsilon(1e-5));
+}
+
+TEST_CASE("a run goes on under another layout from where the first one stopped") {
+  test::temporary_folder folder;
+  put_text(folder);
+  auto s = small(folder, "one");
+  s.family = "llama";
+  s.heads = 4;
+  s.layers = 4;
+  s.dropout = 0;
+  s.batch = 6;
+  s.micro_batch = 1;
+  s.checkpoint_every = 4;
+  s.keep = 5;
+  auto const whole = train_on(1, s);
+
+  auto moving = s;
+  moving.run = folder / "moving";
+  moving.layout = "data 2 x tensor 2, zero 2, micro-batch 1";
+  (void)train_on(4, moving);
+  for (auto const& [ranks, layout] : {std::pair{4, "pipeline 4, zero 1, zero bubble"},
+                                      {8, "data 2 x pipeline 2 x context 2, zero 3, interleaved 2"},
+                                      {4, "tensor 4, sequence parallel, recompute unit"},
+                                      {1, "data 1"}}) {
+    CAPTURE(std::string(layout));
+    io::remove_all(moving.run + "/checkpoints/step-00000008");
+    moving.layout = layout;
+    moving.allow_difference = {};
+    CHECK(test::error_of<config_error>([&] { train_on(ranks, moving); }).says("--allow-difference layout"));
+    moving.allow_difference = {"layout"};
+    auto const there = train_on(ranks, moving);
+    REQUIRE(there.rows.size() == 8);
+    for (std::size_t i = 0; i < 8; ++i)
+      CHECK(there.rows[i].loss == doctest::Approx(whole.rows[i].loss).epsilon(1e-5));
+    CHECK(there.validation == doctest::Approx(whole.validation).epsilon(1e-5));
+  }
 }
 
 TEST_CASE("a step allocates nothing once the first is done") {

@@ -113,6 +113,17 @@ public:
   std::size_t number(std::size_t u) const noexcept { return blocks_[u].number; }
   nn::unit_list<Ex, T, G> const& units() const noexcept { return units_; }
   pipeline_type& stages() noexcept { return *pipeline_; }
+  /// Every communicator that a step uses, each once: for their meters.
+  std::vector<Comm*> communicators() {
+    std::vector<Comm*> all{&mesh_.world(), &mesh_.gradient_group()};
+    for (auto one : layout::axes_in_order) all.push_back(&mesh_.along(one));
+    for (auto* group : {&shards_, &replicas_})
+      if (*group) all.push_back(&**group);
+    for (auto* lane : pipeline_->communicators()) all.push_back(lane);
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    return all;
+  }
 
   /// Each weight from the seed, its parameter's name and its place in the whole: the same model whatever the
   /// layout.

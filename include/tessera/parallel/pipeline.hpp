@@ -17,6 +17,7 @@
 #ifndef TESSERA_PARALLEL_PIPELINE_HPP
 #define TESSERA_PARALLEL_PIPELINE_HPP
 
+#include <array>
 #include <chrono>
 #include <exception>
 
@@ -83,6 +84,10 @@ public:
   layout::schedule const& plan() const noexcept { return plan_; }
   int stage() const noexcept { return stage_; }
   unit_runner<Ex, T, G, Group> const& runner() const noexcept { return runner_; }
+  /// Those that its messages travel on, for their meters.
+  std::array<Comm*, 2> communicators() noexcept {
+    return {&activations_.communicator(), &gradients_.communicator()};
+  }
 
   /// Forward and backward of all micro-batches of a step. `micro_batch(i)` is asked once a step for each, in
   /// ascending order; its views stay valid until run returns. `common` holds seed, step and gradient scale.

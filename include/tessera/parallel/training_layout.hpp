@@ -80,7 +80,8 @@ struct training_layout {
     return {at(number), at(number + 1)};
   }
 
-  /// This layout with `data` and `micro_batch` filled in. Throws config_error where the model, the batch or
+  /// This layout with `data` and `micro_batch` filled in, the latter no larger than a data rank's samples.
+  /// Throws config_error where the model, the batch or
   /// the number of ranks does not allow it; the message says what to change.
   training_layout resolved(nn::transformer_config const& config, layout_demands const& on,
                            site where = site::here()) const {
@@ -88,7 +89,8 @@ struct training_layout {
     all.check_values(where);
     all.fill_data(on.ranks, where);
     all.check_options(where);
-    if (all.micro_batch == 0) all.micro_batch = (std::max)(index_t{1}, all.share(on.batch, 0).size());
+    auto const most = (std::max)(index_t{1}, all.share(on.batch, 0).size());
+    if (all.micro_batch == 0 || (all.micro_batch > most && !all.reproducible)) all.micro_batch = most;
     all.check_model(config, where);
     if (reproducible) all.check_reproducible(config, on.batch, where);
     return all;

@@ -3,7 +3,10 @@
 #ifndef TESSERA_TRAIN_MODEL_SETTINGS_HPP
 #define TESSERA_TRAIN_MODEL_SETTINGS_HPP
 
-#include <tessera/nn/model.hpp>
+#include <algorithm>
+
+#include <tessera/layout/parameters.hpp>
+#include <tessera/nn/transformer_config.hpp>
 #include <tessera/optim/adamw.hpp>
 #include <tessera/optim/schedule.hpp>
 #include <tessera/train/settings.hpp>
@@ -44,15 +47,16 @@ inline optim::schedule_options schedule_options(settings const& s) {
 /// Floating-point operations of forward and backward for one token, of the matrix products alone: 6 for each
 /// weight that takes part in one, and 6 T width a layer for attention over T tokens, half of which a token
 /// sees on average (Narayanan et al., "Efficient large-scale language model training", 2021).
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-double operations_per_token(nn::model<Ex, T, G> const& model) {
-  auto const& config = model.config();
+/// `units` are those of the whole model.
+inline double operations_per_token(nn::transformer_config const& config,
+                                   std::vector<layout::parameter_map> const& units) {
   index_t weights = 0;
-  model.store().for_each([&](layout::parameter const& p, layout::range) {
-    auto const multiplied = p.kind == layout::parameter_kind::matrix ||
-                            (p.kind == layout::parameter_kind::token_embedding && config.tied_head);
-    if (multiplied) weights += p.size;
-  });
+  for (auto const& map : units)
+    for (auto const& p : map) {
+      auto const multiplied = p.kind == layout::parameter_kind::matrix ||
+                              (p.kind == layout::parameter_kind::token_embedding && config.tied_head);
+      if (multiplied) weights += p.whole_size();
+    }
   return 6.0 * static_cast<double>(weights) +
          6.0 * static_cast<double>(config.layers * config.sequence_length * config.width);
 }

@@ -9,6 +9,7 @@
 
 #if defined(TESSERA_WITH_JSON) && defined(TESSERA_WITH_XXHASH) && defined(TESSERA_WITH_SENTENCEPIECE)
 
+#include <tessera/nn/initialise.hpp>
 #include <tessera/train/generate.hpp>
 #include <tessera/train/loss_curve.hpp>
 #include <tessera/train/summary.hpp>
@@ -54,13 +55,26 @@ inline double per_unit(double nats_per_token, double bytes_per_token) {
   return bytes_per_token > 0 ? nats_per_token / bytes_per_token : nats_per_token;
 }
 
+inline index_t parameter_count(whole_model const& whole) {
+  index_t count = 0;
+  for (auto const& map : whole.units) count += map.parameter_count();
+  return count;
+}
+
 template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 std::string sample_text(trainer<Comm, Ex, T>& t) {
   auto const& s = t.chosen();
   if (s.sample_tokens == 0 || !t.text().tokenizer.has_text()) return {};
   auto prompt = t.text().tokenizer.encode(s.prompt);
   if (prompt.empty()) prompt.push_back(0);
-  nn::decoder<Ex, T, float> decoder(t.model().units(), t.model().store(), t.model().config());
+  // No rank need hold all weights; the checkpoint does. Before a first one they are the starting values.
+  auto units = t.whole_units();
+  nn::parameter_store<Ex, T, float> store(units, {.gradients = false});
+  if (t.checkpoint().empty())
+    nn::initialise(t.space(), store, static_cast<std::uint64_t>(s.seed));
+  else
+    load_weights(t.space(), t.checkpoint(), store);
+  nn::decoder<Ex, T, float> decoder(units, store, t.model().config());
   auto const more =
       generate(t.space(), decoder, prompt, s.sample_tokens, {.temperature = 0.7, .top_p = 0.95},
                philox(static_cast<std::uint64_t>(s.seed), layout::stream_of("sample")), [](std::int32_t) {});
@@ -71,10 +85,12 @@ template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 std::string run_title(trainer<Comm, Ex, T>& t) {
   auto const& s = t.chosen();
   char size[32];
-  std::snprintf(size, sizeof size, "%.1f M", static_cast<double>(t.model().store().parameter_count()) / 1e6);
-  return tessera::text_of(s.family, ", ", size, " parameters, ", scalar_name<T>(), ", ", t.ranks().size(),
-                          t.ranks().size() == 1 ? " rank" : " ranks", ", ZeRO-", s.zero_stage, ", seed ",
-                          s.seed);
+  std::snprintf(size, sizeof size, "%.1f M", static_cast<double>(parameter_count(t.whole())) / 1e6);
+  auto const& layout = t.model().layout();
+  auto const ranks = layout.ranks();
+  auto const axes = ranks == layout.data ? std::string() : " (" + text_of(layout.mesh()) + ")";
+  return tessera::text_of(s.family, ", ", size, " parameters, ", scalar_name<T>(), ", ", ranks,
+                          ranks == 1 ? " rank" : " ranks", axes, ", ZeRO-", layout.zero, ", seed ", s.seed);
 }
 
 template <comm::communicator Comm, exec::space Ex, storage_scalar T>
@@ -110,31 +126,40 @@ template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communicator,
             site where = site::here()) {
   auto peaks = peaks_of(t.memory());
-  auto const exchanges = peaks_of(t.ranks().memory()), scratch = peaks_of(t.space().scratch());
-  for (std::size_t kind = 0; kind < peaks.size(); ++kind) peaks[kind] += exchanges[kind] + scratch[kind];
+  auto const add = [&](memory_meter const& meter) {
+    auto const more = peaks_of(meter);
+    for (std::size_t kind = 0; kind < peaks.size(); ++kind) peaks[kind] += more[kind];
+  };
+  for (auto* group : t.model().communicators()) add(group->memory());
+  add(t.space().scratch());
   t.ranks().all_reduce(std::span<index_t>(peaks), {.operation = comm::reduction::max});
+  index_t held = 0; // parameters of this rank's units, whole or in shards
+  for (std::size_t u = 0; u < t.model().units().size(); ++u)
+    held += t.model().state().parameters(u).parameter_count();
+  held = t.ranks().all_reduce(held, {.operation = comm::reduction::max});
   on_root(
       t.ranks(),
       [&] {
         auto const& s = t.chosen();
         auto const& text = t.text();
+        auto const& layout = t.model().layout();
         auto const rows = read_metrics(t.metrics_path(), where);
         auto const f = detail::figures_of(rows);
         auto const validation = parallel::mean_of(t.validation());
         auto const training_loss = detail::per_unit(f.training_loss, text.training_bytes_per_token);
         auto const validation_loss = detail::per_unit(validation, text.validation_bytes_per_token);
-        auto const formula = zero_formula(t.model().store().parameter_count(),
-                                          {.ranks = t.ranks().size(),
-                                           .zero = narrow<int>(s.zero_stage),
-                                           .weight_bytes = sizeof(T),
-                                           .gradient_bytes = sizeof(float),
-                                           .state_bytes = optim::adamw<Ex, T>::state_bytes({})});
+        auto const formula = zero_formula(
+            held, {.ranks = layout.shard_group == 0 ? layout.gradient_ranks() : layout.shard_group,
+                   .zero = layout.zero,
+                   .weight_bytes = sizeof(T),
+                   .gradient_bytes = sizeof(float),
+                   .state_bytes = optim::adamw<Ex, T>::state_bytes({})});
         auto const sample = detail::sample_text(t);
         io::write_file(s.run + "/loss.svg", detail::run_picture(t, rows), where);
         io::write_file(s.run + "/sample.txt", sample + "\n", where);
         io::write_json(s.run + "/summary.json",
                        {{"steps", t.step()},
-                        {"parameters", t.model().store().parameter_count()},
+                        {"parameters", detail::parameter_count(t.whole())},
                         {"unit_of_loss", text.tokenizer.has_text() ? "nats per byte" : "nats per token"},
                         {"training_loss", training_loss},
                         {"validation_loss", validation_loss},
@@ -154,7 +179,8 @@ void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communic
                          {{"communicator", communicator},
                           {"ranks", t.ranks().size()},
                           {"runs_on", t.space().description()},
-                          {"zero_stage", s.zero_stage}}},
+                          {"zero_stage", layout.zero},
+                          {"text", text_of(layout)}}},
                         {"storage", std::string(scalar_name<T>())},
                         {"seed", s.seed}},
                        where);

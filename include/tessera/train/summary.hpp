@@ -24,15 +24,17 @@ inline bytes_by_kind peaks_of(memory_meter const& meter) {
   return peaks;
 }
 
-/// The formula by kind, for `elements` parameters: weights and gradients whole, the optimizer's state whole
-/// (stage 0) or divided by the ranks (stage 1). Kinds that the formula does not speak of are -1.
+/// The formula by kind, for `elements` parameters: the optimizer's state is divided by the ranks from stage 1
+/// on, the gradients from stage 2 on, the weights at stage 3. Kinds that the formula does not speak of are
+/// -1.
 inline bytes_by_kind zero_formula(index_t elements, parallel::memory_plan_options const& o) {
   bytes_by_kind bytes;
   bytes.fill(-1);
   auto const at = [&](memory_kind kind) -> index_t& { return bytes[static_cast<std::size_t>(kind)]; };
-  at(memory_kind::parameters) = elements * o.weight_bytes;
-  at(memory_kind::gradients) = elements * o.gradient_bytes;
-  at(memory_kind::optimizer_state) = elements * o.state_bytes / (o.zero == 0 ? 1 : o.ranks);
+  auto const share = [&](int from) { return o.zero >= from ? o.ranks : 1; };
+  at(memory_kind::parameters) = elements * o.weight_bytes / share(3);
+  at(memory_kind::gradients) = elements * o.gradient_bytes / share(2);
+  at(memory_kind::optimizer_state) = elements * o.state_bytes / share(1);
   return bytes;
 }
 

@@ -18,18 +18,17 @@
 #include <chrono>
 
 #include <tessera/data/sampler.hpp>
-#include <tessera/nn/model.hpp>
 #include <tessera/optim/schedule.hpp>
-#include <tessera/parallel/data_parallel.hpp>
+#include <tessera/parallel/distributed_model.hpp>
 #include <tessera/train/agreement.hpp>
 #include <tessera/train/checkpoint.hpp>
 #include <tessera/train/corpus.hpp>
 #include <tessera/train/layout_settings.hpp>
 #include <tessera/train/machine.hpp>
 #include <tessera/train/metrics.hpp>
-#include <tessera/train/micro_batches.hpp>
 #include <tessera/train/model_settings.hpp>
 #include <tessera/train/progress.hpp>
+#include <tessera/train/sample_rows.hpp>
 
 namespace tessera::inline TESSERA_ABI::train {
 
@@ -44,31 +43,29 @@ template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 class trainer {
 public:
   using gradient = float;
-  using replicas_type = parallel::data_parallel<Comm, Ex, T, gradient>;
+  using model_type = parallel::distributed_model<Comm, Ex, T, gradient>;
+  using unit_list = nn::unit_list<Ex, T, gradient>;
 
-  /// Opens the data, makes the model, and goes back to the latest checkpoint if there is one. Throws, on all
-  /// ranks, for settings that differ between ranks or cannot be, for data that cannot be used, and for a
-  /// checkpoint of another run.
+  /// Opens the data, makes this rank's part of the model, and goes back to the latest checkpoint if there is
+  /// one. Throws, on all ranks, for settings that differ between ranks or cannot be, for data that cannot be
+  /// used, and for a checkpoint of another run.
   trainer(Comm& comm, Ex& ex, settings chosen, trainer_options options = {}, site where = site::here())
       : comm_(comm), ex_(ex), settings_(agreed(comm, std::move(chosen), where)), options_(options),
         shown_(options.out, {.terminal = options.terminal,
                              .every = settings_.log_every,
                              .silent = options.out == nullptr || comm.rank() != 0}),
-        text_(open_corpus(comm, settings_, where)), layout_(replicated(where)),
-        order_(text_.training.size(), {.seed = seed()}),
-        share_(layout::shard_of(settings_.batch, comm.size(), comm.rank())),
-        model_(model_config(settings_, text_.vocabulary), largest_micro_batch(), {.meter = &memory_}, where),
-        replicas_(comm, ex, parallel::flat_model_of(model_.store()), adamw_options(settings_),
-                  {.zero = layout_.zero,
-                   .bucket_bytes = static_cast<index_t>(settings_.bucket_mib * (1 << 20)),
-                   .meter = &memory_},
-                  where),
-        rate_(schedule_options(settings_)),
-        tokens_(ex, {largest_micro_batch().batch, settings_.sequence_length}, {&memory_, memory_kind::data}),
-        targets_(ex, {largest_micro_batch().batch, settings_.sequence_length},
-                 {&memory_, memory_kind::data}) {
-    comm_.meter().time_calls(true);
-    initialise();
+        text_(open_corpus(comm, settings_, where)), order_(text_.training.size(), {.seed = seed()}),
+        model_(comm, ex, model_config(settings_, text_.vocabulary), layout_of(settings_, where),
+               {.batch = settings_.batch,
+                .optimizer = adamw_options(settings_),
+                .zero = {.bucket_bytes = static_cast<index_t>(settings_.bucket_mib * (1 << 20))},
+                .meter = &memory_},
+               where),
+        alone_(model_.mesh().along(partition::axis_set()), {}), whole_(whole_model_here()),
+        rate_(schedule_options(settings_)), step_rows_(rows(share().size())),
+        evaluation_rows_(rows(model_.layout().micro_batch)) {
+    for (auto* group : model_.communicators()) group->meter().time_calls(true);
+    model_.initialise(ex_, seed());
     resume(where);
     if (settings_.measure_peak) peak_ = comm_.all_reduce(matrix_peak<T>(ex_));
     for (auto const& note : ex_.notes()) shown_.note(note);
@@ -80,7 +77,7 @@ public:
       auto row = train_step(where);
       auto const last = step_ == settings_.steps;
       if (last || due(settings_.validate_every)) {
-        validation_ = validate(last ? 0 : settings_.validation_samples);
+        validation_ = validate(last ? 0 : settings_.validation_samples, where);
         row.validation_loss = parallel::mean_of(validation_);
       }
       on_root(
@@ -88,13 +85,23 @@ public:
       show(row);
       if (last || due(settings_.checkpoint_every)) save(where);
     }
-    if (validation_.count == 0) validation_ = validate(0);
+    if (validation_.count == 0) validation_ = validate(0, where);
     shown_.end_line();
   }
 
   settings const& chosen() const noexcept { return settings_; }
   corpus const& text() const noexcept { return text_; }
-  nn::model<Ex, T, gradient>& model() noexcept { return model_; }
+  model_type& model() noexcept { return model_; }
+  /// Of all ranks together: names and shapes of its parameters, unit by unit.
+  whole_model const& whole() const noexcept { return whole_; }
+  /// The units of the whole model, for one rank that runs it alone (with a store of all weights).
+  unit_list whole_units() {
+    auto const& config = model_.config();
+    return nn::make_transformer<Ex, T, gradient>(config, parallel::model_group<Comm>(alone_),
+                                                 {0, nn::unit_count(config)});
+  }
+  /// The folder of the newest checkpoint that this run wrote or began from; empty: none.
+  std::string const& checkpoint() const noexcept { return checkpoint_; }
   memory_meter const& memory() const noexcept { return memory_; }
   index_t step() const noexcept { return step_; }
   /// Of the last validation, over all ranks.
@@ -109,7 +116,6 @@ public:
   std::string checkpoints() const { return settings_.run + "/checkpoints"; }
 
 private:
-  using token_view = typename nn::model<Ex, T, gradient>::token_view;
   using clock = std::chrono::steady_clock;
   static double seconds_since(clock::time_point start) {
     return std::chrono::duration<double>(clock::now() - start).count();
@@ -126,27 +132,48 @@ private:
     return chosen;
   }
 
-  parallel::training_layout replicated(site where) const {
-    auto const l = layout_of(settings_, where)
-                       .resolved(model_config(settings_, text_.vocabulary),
-                                 {.batch = settings_.batch, .ranks = comm_.size()}, where);
-    if (l.data != comm_.size() || l.zero > 1 || l.shard_group != 0 || l.reproducible ||
-        l.recompute != nn::recomputation::none)
-      throw config_error("E-train-007", where, "the trainer does not take the layout ", text_of(l));
-    return l;
+  whole_model whole_model_here() {
+    whole_model whole;
+    for (auto const& u : whole_units()) whole.units.push_back(u->parameters());
+    for (auto const& array : optim::adamw<Ex, T>(ex_, 0, {}, {}).state())
+      whole.arrays.emplace_back(array.name);
+    return whole;
+  }
+  /// What this rank keeps of the model's units.
+  auto parts() {
+    return [this](std::size_t unit) { return part_of(unit); };
+  }
+  unit_part<T, typename Ex::memory> part_of(std::size_t unit) {
+    auto& state = model_.state();
+    for (std::size_t u = 0; u < state.units(); ++u) {
+      if (model_.number(u) != unit) continue;
+      unit_part<T, typename Ex::memory> part{.map = &state.parameters(u),
+                                             .tensor_rank = model_.group().tensor_rank(),
+                                             .weights_at = state.weights_at(u),
+                                             .weights = state.weights(u),
+                                             .counted = state.counted(u)};
+      part.state.resize(whole_.arrays.size());
+      for (auto& kept : state.stretches(u)) { // one, or none where this rank updates nothing of it
+        part.state_at = kept.where;
+        for (std::size_t a = 0; auto const& array : kept.optimizer.state()) part.state[a++] = array.values;
+      }
+      return part;
+    }
+    return {};
   }
 
-  nn::batch_shape largest_micro_batch() const {
-    auto const largest_share = layout::shard_of(settings_.batch, comm_.size(), 0).size();
-    return {(std::min)(layout_.micro_batch, largest_share), settings_.sequence_length};
+  /// Samples of a step's batch that this rank works on.
+  layout::range share() {
+    return model_.layout().share(settings_.batch, model_.mesh().coordinate(layout::axis::data));
   }
-
-  /// Weights in storage precision, masters in fp32: both from the same numbers.
-  void initialise() {
-    nn::initialise(ex_, model_.store(), seed());
-    replicas_.start_from(ex_, [&](std::size_t unit, layout::range part, auto out) {
-      nn::initialise(ex_, model_.store().parameters(unit), part, out, seed());
-    });
+  sample_rows<Ex> rows(index_t count) {
+    auto const length = settings_.sequence_length;
+    return {ex_,
+            count,
+            length,
+            model_.group().positions(length),
+            model_.group().local_sequence(length),
+            {&memory_, memory_kind::data}};
   }
 
   run_state state() const {
@@ -155,7 +182,7 @@ private:
             .chosen = settings_,
             .data = text_.fingerprint,
             .vocabulary = text_.vocabulary,
-            .layout = rounding_of(layout_)};
+            .layout = rounding_of(model_.layout())};
   }
 
   void resume(site where) {
@@ -164,7 +191,8 @@ private:
       auto const saved = read_state(comm_, checkpoint, where);
       together(
           comm_, [&] { require_same(saved, state(), settings_.allow_difference, checkpoint, where); }, where);
-      load_checkpoint(comm_, ex_, checkpoint, model_.store(), replicas_, where);
+      load_checkpoint<T>(comm_, ex_, checkpoint, whole_, parts(), where);
+      checkpoint_ = checkpoint;
       step_ = saved.step;
       first_position_ = saved.position - step_ * settings_.batch;
       shown_.note("resumed from " + checkpoint);
@@ -180,41 +208,29 @@ private:
         where);
   }
 
-  /// Samples [part) of this step's batch, or of the validation samples, where the space reads them. The one
-  /// before is no longer needed: its loss has been read.
-  template <class SampleAt>
-  std::pair<token_view, token_view> fill(data::token_dataset const& from, layout::range part,
-                                         SampleAt&& sample_at, site where) {
-    for (auto i = part.begin; i < part.end; ++i) {
-      auto const row = i - part.begin;
-      from.fill(sample_at(i), tokens_.host()[row].span(), targets_.host()[row].span(), where);
-    }
-    return {tokens_.upload(ex_).slice(0, 0, part.size()), targets_.upload(ex_).slice(0, 0, part.size())};
+  double communication_seconds() {
+    auto seconds = 0.0;
+    for (auto* group : model_.communicators()) seconds += group->meter().total().seconds;
+    return seconds;
   }
 
   metrics_row train_step(site where) {
     auto const start = clock::now();
-    auto const waited = comm_.meter().total().seconds;
+    auto const waited = communication_seconds();
     auto const first = first_position_ + step_ * settings_.batch;
-    auto const parts = micro_batches(share_, layout_.micro_batch);
-    nn::loss_sum loss;
-    for (auto const& part : parts) {
-      auto const [tokens, targets] = fill(
-          text_.training, part, [&](index_t i) { return order_.sample_at(first + i); }, where);
-      auto const is_last = &part == &parts.back();
-      loss += model_.forward_backward(ex_, tokens, targets,
-                                      {.seed = seed(),
-                                       .step = static_cast<std::uint64_t>(step_),
-                                       .first_sample = part.begin,
-                                       .accumulate = &part != &parts.front()},
-                                      [&](std::size_t unit) {
-                                        if (is_last) replicas_.gradients_ready(unit);
-                                      });
-    }
-    if (parts.empty()) replicas_.nothing_to_add(ex_);
+    auto const mine = share();
+    for (auto i = mine.begin; i < mine.end; ++i)
+      step_rows_.fill(text_.training, i - mine.begin, order_.sample_at(first + i), where);
+    step_rows_.upload(ex_);
     auto const learning_rate = rate_(step_);
-    auto const done = replicas_.update(
-        ex_, loss, {.step = step_ + 1, .learning_rate = learning_rate, .clip_norm = settings_.clip}, where);
+    auto const done = model_.step(
+        ex_,
+        [&](layout::range samples) {
+          layout::range const at{samples.begin - mine.begin, samples.end - mine.begin};
+          return parallel::local_samples<Ex>{step_rows_.tokens(at), step_rows_.targets(at)};
+        },
+        {.step = step_ + 1, .learning_rate = learning_rate, .clip_norm = settings_.clip},
+        {.seed = seed(), .step = static_cast<std::uint64_t>(step_)}, where);
     ++step_;
     auto const mean = parallel::mean_of(done.loss);
     if (!done.applied) refuse_step(mean, done.gradient_norm, where);
@@ -227,8 +243,9 @@ private:
             .learning_rate = learning_rate,
             .gradient_norm = done.gradient_norm,
             .tokens_per_second = per_second,
-            .peak_share = peak_ > 0 ? per_second * operations_per_token(model_) / peak_ : 0,
-            .communication_share = (comm_.meter().total().seconds - waited) / seconds};
+            .peak_share =
+                peak_ > 0 ? per_second * operations_per_token(model_.config(), whole_.units) / peak_ : 0,
+            .communication_share = (communication_seconds() - waited) / seconds};
   }
 
   /// Loss and norm are the same on every rank, so every rank comes here or none does.
@@ -244,24 +261,23 @@ private:
   }
 
   /// Over `samples` samples spread evenly over the validation part, or all of them (0).
-  nn::loss_sum validate(index_t samples, site where = site::here()) {
+  nn::loss_sum validate(index_t samples, site where) {
     auto const all = text_.validation.size();
     auto const count = samples == 0 || samples > all ? all : samples;
-    nn::loss_sum loss;
-    auto const mine = layout::shard_of(count, comm_.size(), comm_.rank());
-    for (auto const& part : micro_batches(mine, largest_micro_batch().batch)) {
-      auto const [tokens, targets] = fill(
-          text_.validation, part, [&](index_t i) { return i * all / count; }, where);
-      loss += model_.evaluate(ex_, tokens, targets, where);
-    }
-    return parallel::sum_over_ranks(comm_, loss);
+    return model_.evaluate(ex_, count, [&](layout::range part) {
+      for (auto i = part.begin; i < part.end; ++i)
+        evaluation_rows_.fill(text_.validation, i - part.begin, i * all / count, where);
+      evaluation_rows_.upload(ex_);
+      return parallel::local_samples<Ex>{evaluation_rows_.tokens({0, part.size()}),
+                                         evaluation_rows_.targets({0, part.size()})};
+    });
   }
 
   void save(site where) {
-    auto const path =
-        save_checkpoint(comm_, ex_, checkpoints(), state(), model_.store(), replicas_,
-                        {.keep = settings_.keep, .tokenizer_model = text_.tokenizer.model()}, where);
-    if (step_ == settings_.steps) shown_.note("checkpoint " + path);
+    checkpoint_ =
+        save_checkpoint<T>(comm_, ex_, checkpoints(), state(), whole_, parts(),
+                           {.keep = settings_.keep, .tokenizer_model = text_.tokenizer.model()}, where);
+    if (step_ == settings_.steps) shown_.note("checkpoint " + checkpoint_);
   }
 
   void show(metrics_row const& row) {
@@ -288,15 +304,15 @@ private:
   progress shown_;
   memory_meter memory_;
   corpus text_;
-  parallel::training_layout layout_;
   data::sampler order_;
-  layout::range share_; ///< Of the batch's samples: this rank's.
-  nn::model<Ex, T, gradient> model_;
-  replicas_type replicas_;
+  model_type model_;
+  partition::mesh<Comm> alone_; ///< Of this rank.
+  whole_model whole_;
   optim::schedule rate_;
-  exec::staged<std::int32_t, 2, Ex> tokens_, targets_;
+  sample_rows<Ex> step_rows_, evaluation_rows_;
   std::optional<metrics_file> metrics_; ///< On rank 0.
-  index_t step_ = 0;                    ///< Steps done.
+  std::string checkpoint_;
+  index_t step_ = 0;           ///< Steps done.
   index_t first_position_ = 0; ///< Of the sampler at step 0; other than 0 after an allowed other batch.
   nn::loss_sum validation_;
   double peak_ = 0;
