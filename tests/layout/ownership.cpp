@@ -96,6 +96,30 @@ TEST_CASE("of the ranks that hold a copy, one counts it") {
   CHECK(counted_ranges(map, {2, 64}, 3).empty());
 }
 
+TEST_CASE(
+    "borders of pieces are the same for any number of ranks, and the ranks' runs of them cover the block") {
+  for (index_t size : {index_t{0}, index_t{1}, index_t{33}, index_t{64}, index_t{2049}, index_t{100000}})
+    for (int pieces : {1, 7, 64})
+      for (int ranks : {1, 2, 3, 8, 70}) {
+        index_t end = 0;
+        for (int r = 0; r < ranks; ++r) {
+          ownership const who{r, ranks, pieces};
+          auto const mine = who.of(size);
+          CHECK(mine.begin == end);
+          end = mine.end;
+          auto const run = who.pieces_of(r);
+          index_t inside = 0;
+          for (auto i = run.begin; i < run.end; ++i) {
+            CHECK(who.piece(size, i) == shard_of(size, pieces, i, parameter_map::alignment));
+            CHECK(intersection(who.piece(size, i), mine) == who.piece(size, i));
+            inside += who.piece(size, i).size();
+          }
+          CHECK(inside == mine.size());
+        }
+        CHECK(end == size);
+      }
+}
+
 TEST_CASE("an impossible share is refused") {
   parameter_map map;
   CHECK_THROWS_AS(map.add("a", {4}, parameter_kind::bias, {}, {.dimension = 1}), size_error);

@@ -48,6 +48,9 @@ inline float first_value(std::size_t element) {
   return philox(3, 5).normal(element) * 0.5f;
 }
 
+/// Integers, or numbers whose sums depend on the order.
+enum class toy_gradients { integer, real };
+
 /// Runs micro-batches on a rank's state as a runner of units would.
 template <class State>
 class toy_rank {
@@ -55,8 +58,9 @@ public:
   using G =
       typename std::remove_cvref_t<decltype(std::declval<typename State::blocks>().gradients)>::value_type;
 
-  toy_rank(State& state, host& ex, std::vector<layout::parameter_map> const& maps)
-      : state_(state), ex_(ex), maps_(maps), starts_(toy_starts(maps)) {}
+  toy_rank(State& state, host& ex, std::vector<layout::parameter_map> const& maps,
+           toy_gradients kind = toy_gradients::integer)
+      : state_(state), ex_(ex), maps_(maps), kind_(kind), starts_(toy_starts(maps)) {}
 
   void start() {
     state_.start_from(ex_, [&](std::size_t u, layout::range part, std::span<float> out) {
@@ -117,14 +121,19 @@ private:
     auto const where = maps_[u][p].where();
     for (auto e = where.begin; e < where.end; ++e) {
       auto& g = block[static_cast<std::size_t>(e)];
-      g = G((accumulate ? static_cast<float>(g) : 0.0f) +
-            gradient_of(step, sample, static_cast<index_t>(starts_[u]) + e));
+      auto const number = static_cast<index_t>(starts_[u]) + e;
+      auto const one = kind_ == toy_gradients::integer
+                           ? gradient_of(step, sample, number)
+                           : philox(static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(sample))
+                                 .normal(static_cast<std::uint64_t>(number));
+      g = G((accumulate ? static_cast<float>(g) : 0.0f) + one);
     }
   }
 
   State& state_;
   host& ex_;
   std::vector<layout::parameter_map> const& maps_;
+  toy_gradients kind_;
   std::vector<std::size_t> starts_;
 };
 

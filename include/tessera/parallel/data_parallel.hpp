@@ -1,4 +1,5 @@
-/// Data parallel training: every rank works on its own samples, gradients are summed over the ranks while
+/// Data parallel training over buffers that the caller keeps (parallel/zero.hpp owns them, and has more
+/// stages): every rank works on its own samples, gradients are summed over the ranks while
 /// backward is still running, and every rank ends the step with the same weights, bit by bit.
 ///
 ///     parallel::data_parallel<comm::mpi, exec::host, bf16, float> replicas(
@@ -27,6 +28,8 @@
 #include <tessera/ops/scale.hpp>
 #include <tessera/optim/adamw.hpp>
 #include <tessera/parallel/buckets.hpp>
+#include <tessera/parallel/detail/request_queue.hpp>
+#include <tessera/parallel/detail/step_sums.hpp>
 #include <tessera/parallel/flat_model.hpp>
 #include <tessera/parallel/global_norm.hpp>
 #include <tessera/parallel/loss.hpp>
@@ -57,7 +60,7 @@ public:
   data_parallel(Comm& comm, Ex& ex, flat_model<T, G, memory> model, optimizer_options const& settings,
                 data_parallel_options options = {}, site where = site::here())
       : comm_(comm), model_(static_cast<flat_model<T, G, memory>&&>(model)),
-        options_(options), who_{comm.rank(), comm.size()} {
+        options_(options), who_{comm.rank(), comm.size()}, under_way_((std::max)(1, options.in_flight)) {
     model_.validate(where);
     if (options.zero < 0 || options.zero > 1 || options.bucket_bytes < 1 || options.in_flight < 1)
       throw config_error("E-parallel-002", where, "data_parallel: zero is ", options.zero,
@@ -71,7 +74,6 @@ public:
                                memory_account{options.meter, memory_kind::optimizer_state});
     ready_.resize(model_.units.size());
     counts_.resize(static_cast<std::size_t>(comm.size()));
-    under_way_.reserve(model_.units.size());
     start_from_weights(ex);
   }
   data_parallel(data_parallel const&) = delete;
@@ -139,7 +141,7 @@ public:
       reduce(buckets_[next_bucket_]);
       ++next_bucket_;
     }
-    for (auto i = oldest_; i < under_way_.size(); ++i) (void)under_way_[i].test();
+    under_way_.drive();
   }
 
   /// Called instead by a rank without a micro-batch in this step: its gradients are zeros.
@@ -158,35 +160,29 @@ public:
       throw config_error("E-parallel-004", where, "update: the gradients of unit ",
                          buckets_[next_bucket_].end_unit - 1, " or one before it were not ready; call ",
                          "gradients_ready for all ", units(), " units, or nothing_to_add");
-    wait_for_all();
+    under_way_.wait_for_all();
     next_bucket_ = 0;
     std::fill(ready_.begin(), ready_.end(), false);
 
     double sums[] = {loss.sum, loss.count,
                      counted_squares(ex, memory_span<G const, memory>(model_.gradients), model_.units, who_)};
     comm_.all_reduce(std::span<double>(sums), comm::reduce_options{});
-    update_result result{.loss = {sums[0], sums[1]}};
-    auto const divisor = sums[1] * how.loss_scale;
-    if (sums[1] > 0) result.gradient_norm = std::sqrt(sums[2]) / divisor;
-    result.applied = sums[1] > 0 && std::isfinite(sums[0]) && std::isfinite(result.gradient_norm);
-    if (!result.applied) return result;
-
-    optim::step_values const values{.step = how.step,
-                                    .learning_rate = how.learning_rate,
-                                    .gradient_scale =
-                                        clip_factor(result.gradient_norm, how.clip_norm) / divisor};
+    auto const decided = detail::decide({{sums[0], sums[1]}, sums[2]}, how);
+    if (!decided.result.applied) return decided.result;
+    optim::step_values const values{
+        .step = how.step, .learning_rate = how.learning_rate, .gradient_scale = decided.gradient_scale};
     for (std::size_t u = 0; u < units(); ++u) {
       auto const part = owned_elements(u);
       optimizers_[u].step(ex, model_.weights_of(part),
                           memory_span<G const, memory>(model_.gradients_of(part)), values);
       if (options_.zero == 1) gather(u);
     }
-    wait_for_all();
-    return result;
+    under_way_.wait_for_all();
+    return decided.result;
   }
 
 private:
-  using request = typename Comm::request;
+  struct nothing {};
 
   static index_t least_elements(data_parallel_options const& options) {
     return (std::max)(index_t{1}, options.bucket_bytes / static_cast<index_t>(sizeof(G)));
@@ -208,22 +204,25 @@ private:
     comm::reduce_options const how{.order = options_.order};
     if (options_.zero == 0) {
       make_room();
-      under_way_.push_back(comm_.start_all_reduce(model_.gradients_of(b.elements), how));
+      under_way_.push(comm_.start_all_reduce(model_.gradients_of(b.elements), how), {});
       return;
     }
     for (auto u = b.end_unit; u-- > b.first_unit;) {
       make_room();
-      under_way_.push_back(comm_.start_reduce_scatter_v(
-          model_.gradients_of(owned_elements(u)),
-          memory_span<G const, memory>(model_.gradients_of(model_.units[u])), counts_of(u), how));
+      under_way_.push(
+          comm_.start_reduce_scatter_v(model_.gradients_of(owned_elements(u)),
+                                       memory_span<G const, memory>(model_.gradients_of(model_.units[u])),
+                                       counts_of(u), how),
+          {});
     }
   }
 
   void gather(std::size_t u) {
     make_room();
-    under_way_.push_back(comm_.start_all_gather_v(
-        model_.weights_of(model_.units[u]),
-        memory_span<T const, memory>(model_.weights_of(owned_elements(u))), counts_of(u)));
+    under_way_.push(comm_.start_all_gather_v(
+                        model_.weights_of(model_.units[u]),
+                        memory_span<T const, memory>(model_.weights_of(owned_elements(u))), counts_of(u)),
+                    {});
   }
 
   std::span<index_t const> counts_of(std::size_t u) {
@@ -233,14 +232,7 @@ private:
   }
 
   void make_room() {
-    while (under_way_.size() - oldest_ >= static_cast<std::size_t>(options_.in_flight))
-      under_way_[oldest_++].wait();
-  }
-
-  void wait_for_all() {
-    while (oldest_ < under_way_.size()) under_way_[oldest_++].wait();
-    under_way_.clear();
-    oldest_ = 0;
+    if (under_way_.full()) (void)under_way_.wait_for_oldest();
   }
 
   Comm& comm_;
@@ -250,9 +242,8 @@ private:
   std::vector<bucket> buckets_;
   std::vector<Optimizer> optimizers_;
   std::vector<bool> ready_;
-  std::size_t next_bucket_ = 0;    ///< The next one to be reduced in this step.
-  std::vector<request> under_way_; ///< Of this step's messages, in order; those before oldest_ have ended.
-  std::size_t oldest_ = 0;
+  std::size_t next_bucket_ = 0; ///< The next one to be reduced in this step.
+  detail::request_queue<typename Comm::request, nothing> under_way_;
   std::vector<index_t> counts_;
 };
 

@@ -37,7 +37,6 @@
 #define TESSERA_PARALLEL_ZERO_HPP
 
 #include <algorithm>
-#include <cmath>
 
 #include <tessera/core/tensor.hpp>
 #include <tessera/ops/cast.hpp>
@@ -47,7 +46,6 @@
 #include <tessera/parallel/detail/shared_block.hpp>
 #include <tessera/parallel/detail/step_sums.hpp>
 #include <tessera/parallel/detail/zero_plan.hpp>
-#include <tessera/parallel/global_norm.hpp>
 
 namespace tessera::inline TESSERA_ABI::parallel {
 
@@ -250,17 +248,10 @@ public:
         ex, losses, [&](std::size_t u) { return gradients_.share(u); }, where);
     gradients_.begin_step();
     if (options_.stage == 3) forget_gathered();
-    update_result result{.loss = totals.loss};
-    auto const divisor = totals.loss.count * how.loss_scale;
-    if (totals.loss.count > 0) result.gradient_norm = std::sqrt(totals.squares) / divisor;
-    result.applied =
-        totals.loss.count > 0 && std::isfinite(totals.loss.sum) && std::isfinite(result.gradient_norm);
-    if (!result.applied) return result;
-
-    optim::step_values const values{.step = how.step,
-                                    .learning_rate = how.learning_rate,
-                                    .gradient_scale =
-                                        clip_factor(result.gradient_norm, how.clip_norm) / divisor};
+    auto const decided = detail::decide(totals, how);
+    if (!decided.result.applied) return decided.result;
+    optim::step_values const values{
+        .step = how.step, .learning_rate = how.learning_rate, .gradient_scale = decided.gradient_scale};
     for (std::size_t u = 0; u < units(); ++u) {
       for (auto& each : stretches_[u])
         each.optimizer.step(ex, weights_of(u, each.where),
@@ -270,7 +261,7 @@ public:
       if (options_.stage == 1 || options_.stage == 2) bring_weights(u, where);
     }
     under_way_.wait_for_all();
-    return result;
+    return decided.result;
   }
   update_result update(Ex& ex, nn::loss_sum loss, update_options const& how, site where = site::here()) {
     return update(ex, std::span<nn::loss_sum const>(&loss, 1), how, where);

@@ -64,7 +64,7 @@ public:
       throw config_error("E-parallel-013", where, "the gradients of unit ", u, " of micro-batch ",
                          micro_batch, " begin before those of micro-batch ", one.micro_batch,
                          " are ready, and the reproducible mode adds them up one by one; choose a schedule "
-                         "that ends a micro-batch's backward before the last unit's next forward");
+                         "whose backwards come in one part, one after another");
     return written(u);
   }
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include <tessera/ops/reduce.hpp>
 #include <tessera/parallel/detail/zero_parts.hpp>
+#include <tessera/parallel/global_norm.hpp>
 
 namespace tessera::inline TESSERA_ABI::parallel::detail {
 
@@ -24,6 +24,23 @@ struct step_totals {
   nn::loss_sum loss;
   double squares = 0;
 };
+
+/// The same on every rank, bit by bit, like the totals.
+struct step_decision {
+  update_result result;
+  double gradient_scale = 0; ///< What the optimizer multiplies gradients by.
+};
+
+/// The gradients are divided here, once, by the count of all ranks.
+inline step_decision decide(step_totals const& totals, update_options const& how) {
+  step_decision made{.result = {.loss = totals.loss}};
+  auto const divisor = totals.loss.count * how.loss_scale;
+  auto& norm = made.result.gradient_norm;
+  if (totals.loss.count > 0) norm = std::sqrt(totals.squares) / divisor;
+  made.result.applied = totals.loss.count > 0 && std::isfinite(totals.loss.sum) && std::isfinite(norm);
+  if (made.result.applied) made.gradient_scale = clip_factor(norm, how.clip_norm) / divisor;
+  return made;
+}
 
 /// Without the reproducible mode: one message of 24 bytes. With it: one of 8 bytes for each piece of each
 /// unit among the gradient ranks, where each piece comes from one rank; then one of 8 bytes for each unit of
