@@ -29,8 +29,10 @@ WITHOUT_HEADER = {
     "tests/parallel/cuda/model_group.cu",
     "tests/parallel/cuda/context_attention.cu",
     "tests/parallel/cuda/overlapped_linear.cu",
+    "tests/parallel/cuda/zero.cu",
     "tests/comm/mpi_calls.cpp",
     "tests/partition/cuda/redistribute.cu",
+    "tests/partition/redistribute_mpi.cpp",
     "tests/ops/cuda/elementary.cu",
 }
 

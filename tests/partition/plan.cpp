@@ -76,7 +76,7 @@ TEST_CASE("along two axes at once every list becomes every other, and the gradie
       }
     });
     for (std::size_t p = 0; p < pairs.size(); ++p) {
-      auto const& [from, to] = pairs[p];
+      laid_out const from = pairs[p].first, to = pairs[p].second;
       CAPTURE(text_of(from.parts));
       CAPTURE(text_of(to.parts));
       test::check_value(to, values[p], whole);

@@ -62,16 +62,12 @@ std::vector<pair_of_placements> all_pairs(std::tuple<Each...>) {
 TEST_CASE("every pair of placements, uneven and empty parts: values, bytes, and the gradient of a global "
           "scalar by finite differences") {
   auto const pairs = all_pairs(std::tuple<replicate, invariant, shard<0>, shard<1>, partial<>>{});
-  struct sizes {
-    index_t rows, columns;
-  };
   for (int ranks = 1; ranks <= 4; ++ranks)
-    for (auto const& [rows, columns] : {sizes{5, 3}, sizes{2, 6}, sizes{0, 3}}) {
+    for (extents<2> const size : {extents<2>{5, 3}, {2, 6}, {0, 3}}) {
       CAPTURE(ranks);
-      CAPTURE(rows);
+      CAPTURE(size[0]);
       layout::mesh_shape const shape{.tensor = ranks};
-      extents<2> const size{rows, columns};
-      auto const whole = test::whole_values(rows * columns);
+      auto const whole = test::whole_values(size[0] * size[1]);
       auto const over_tensor = [&](placement const& p) {
         return laid_out{{{axis::tensor}, {p}, 1}, shape, size[0], size[1]};
       };
