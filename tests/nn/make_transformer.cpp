@@ -153,7 +153,10 @@ TEST_CASE("in bf16 with fp32 gradients and masters, they are PyTorch's fp64 valu
     auto const d = distances_to<bf16, float>(given);
     CHECK(d.loss < 1e-2);
     CHECK(d.gradient < 1e-2);
-    CHECK(d.worst_gradient < 2e-2); // those of queries and keys, differences of nearly equal numbers
+    // Single tensors, worst those of queries and keys: every activation that is stored in bf16 adds its part
+    // (packed projections, rotated ones and normed inputs 3e-3 to 5e-3 each). PyTorch's own bf16 gives 2.1e-2
+    // to 3.5e-2 on these models (make_references.py --bf16).
+    CHECK(d.worst_gradient < 1.5e-2);
     CHECK(d.worst_weight < 1e-2);
     CHECK(d.final_loss < 1e-2);
   }

@@ -3,6 +3,7 @@
 
     apt-get install python3-torch        # 1.13 of Debian 12, or any later one
     /usr/bin/python3 tests/reference/make_references.py [folder]
+    /usr/bin/python3 tests/reference/make_references.py --bf16     # how far PyTorch's own bf16 is from them
 
 Writes gpt2.bin, llama.bin (untied head) and llama_tied.bin beside this script: weights, tokens, targets, the
 summed loss and its count, the gradient of the sum for every weight, and the weights after ten AdamW steps on
@@ -152,7 +153,8 @@ class Llama:
 
         def rotated(x):
             a, b = x.chunk(2, -1)
-            return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
+            cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+            return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
         x = p["model.embed_tokens.weight"][tokens]
         for i in range(s["layers"]):
@@ -214,7 +216,30 @@ def make(model, path):
           f"-> {final / count:.6f} nats per token, {os.path.getsize(path)} bytes")
 
 
+def print_bf16_distances(model):
+    """Gradients with bf16 weights, and with fp32 weights under autocast: the relative distance to those in fp64,
+    of the worst tensor and of all together."""
+    weights = weights_of(model.shapes())
+    tokens, targets = batch_of(model.sizes["vocabulary_size"])
+    loss_of(model, weights, tokens, targets).backward()
+    distance = lambda a, b: ((a - b).norm() / b.norm()).item()
+    for way, dtype in (("bf16", torch.bfloat16), ("autocast", torch.float32)):
+        low = {name: w.detach().to(dtype).requires_grad_() for name, w in weights.items()}
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way == "autocast"):
+            logits = model.logits(low, tokens).flatten(0, 1)
+        torch.nn.functional.cross_entropy(
+            logits.float(), targets.flatten(), ignore_index=IGNORE, reduction="sum").backward()
+        ours, exact = ([w.grad.double().flatten() for w in of.values()] for of in (low, weights))
+        worst, name = max((distance(a, b), name) for a, b, name in zip(ours, exact, weights))
+        print(f"{type(model).__name__} {getattr(model, 'tied', '')} {way}: worst {worst:.2e} ({name}), "
+              f"all {distance(torch.cat(ours), torch.cat(exact)):.2e}")
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--bf16"]:
+        for model in (GPT2(), Llama(tied=False), Llama(tied=True)):
+            print_bf16_distances(model)
+        sys.exit()
     folder = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
     make(GPT2(), os.path.join(folder, "gpt2.bin"))
     make(Llama(tied=False), os.path.join(folder, "llama.bin"))
