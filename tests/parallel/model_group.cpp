@@ -48,7 +48,9 @@ void check_same(shared::whole_outcome const& given, shared::whole_outcome const&
   CHECK(given.loss.count == expected.loss.count);
   CHECK(given.loss.sum == doctest::Approx(expected.loss.sum).epsilon(tolerance));
   REQUIRE(given.gradients.size() == expected.gradients.size());
-  for (auto const& [name, whole] : expected.gradients) {
+  for (auto const& parameter : expected.gradients) { // not bound by name: clang 14 captures no bindings
+    auto const& name = parameter.first;
+    auto const& whole = parameter.second;
     INFO(name);
     auto const& mine = given.gradients.at(name);
     CHECK(fixture::distance(mine, whole) < tolerance);

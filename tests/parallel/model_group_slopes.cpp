@@ -27,7 +27,9 @@ void check_slopes(axes const& on, nn::transformer_config config) {
   config.layers = 1;
   fixture::batch const batch(2, 7, config.vocabulary_size);
   auto const given = shared::together(shared::run_on(on, config, batch));
-  for (auto const& [name, gradient] : given.gradients) {
+  for (auto const& parameter : given.gradients) { // not bound by name: clang 14 captures no bindings
+    auto const& name = parameter.first;
+    auto const& gradient = parameter.second;
     auto const count = static_cast<index_t>(gradient.size());
     for (auto element : {count / 3, 3 * count / 4}) {
       INFO(name << " element " << element << " on tensor " << on.tensor << ", context " << on.context);
