@@ -1,4 +1,5 @@
-// A model is of an execution space and of storage types, and calls back with the number of a unit.
+// A model is of an execution space and of storage types, calls back with the number of a unit, and is shared
+// by ranks that a group describes.
 #include <string>
 #include <vector>
 
@@ -28,5 +29,7 @@ int main() {
 #elif MISUSE == 6
   model.forward_backward(ex, tokens.view(), targets.view(),
                          {.gradient_clip = 1}); // expect-error: gradient_clip|to 'tessera::nn::pass'
+#elif MISUSE == 7
+  auto units = nn::make_transformer<exec::host, bf16, float>(config, 5, {0, 2}); // expect-error: rank_group
 #endif
 }
