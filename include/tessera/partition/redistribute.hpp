@@ -41,24 +41,24 @@ inline constexpr bool goes_into<partitioned_view<T, Rank, Memory, placed<Axes, F
                                 partitioned_view<U, Rank, Memory, placed<Axes, To>...>> =
     (becomes<From, To> && ...);
 
+/// The steps as a type: nvcc takes no reference to them as a template's argument.
 template <class From, class To>
-inline constexpr step_list steps_between = cheapest_steps(view_of<std::remove_cvref_t<From>>::type::parts,
-                                                          view_of<std::remove_cvref_t<To>>::type::parts);
+struct change {
+  static constexpr step_list steps = cheapest_steps(view_t<From>::parts, view_t<To>::parts);
+};
 } // namespace detail
 
 /// Both are the same elements along the same axes in the same memory, and each placement can become the
 /// other's.
 template <class From, class To>
 concept redistributable = partitioned_array<From> && partitioned_array<To> &&
-                          detail::goes_into < typename detail::view_of<std::remove_cvref_t<From>>::type,
-typename detail::view_of<std::remove_cvref_t<To>>::type > ;
+    detail::goes_into<detail::view_t<From>, detail::view_t<To>>;
 
 /// The space works where the tensor stands, and the communicator's messages may stand there.
 template <class Comm, class Ex, class X>
-concept moves =
-    partitioned_array<X> && exec::space<Ex> && std::same_as < typename std::remove_cvref_t<X>::memory,
-typename Ex::memory > &&comm::communicates_in<Comm, typename Ex::memory>&&
-                          comm::reducible_scalar<typename std::remove_cvref_t<X>::value_type>;
+concept moves = exec::space<Ex> && partitioned_array<X> && std::same_as < detail::memory_t<X>,
+typename Ex::memory >
+    &&comm::communicates_in<Comm, typename Ex::memory>&& comm::reducible_scalar<detail::value_t<X>>;
 
 namespace detail {
 
@@ -83,7 +83,7 @@ auto journey_between(Ex& ex, mesh<Comm>& on, Out const& out, X const& x, redistr
                                                                  .from = x.local().data(),
                                                                  .whole = x.whole(),
                                                                  .before = X::parts,
-                                                                 .steps = &steps_between<X, Out>,
+                                                                 .steps = &change<X, Out>::steps,
                                                                  .order = how.order,
                                                                  .where = where});
 }
@@ -103,7 +103,7 @@ void redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x, redistribute_op
   detail::require_together(on, to, from, where);
   using T = typename std::remove_cvref_t<Out>::value_type;
   view<T const, std::remove_cvref_t<Out>::rank, typename Ex::memory> const local = from.local();
-  if (detail::run_directly<detail::steps_between<X, Out>>(on, to.local(), local, how.order, where)) return;
+  if (detail::run_directly<detail::change<X, Out>>(on, to.local(), local, how.order, where)) return;
   detail::journey_between(ex, on, to, from, how, where).run();
 }
 
@@ -112,7 +112,7 @@ template <placement_type... To, exec::space Ex, comm::communicator Comm, partiti
   requires moves<Comm, Ex, X> && redistributable_to<X, To...>
 [[nodiscard]] auto redistribute(Ex& ex, mesh<Comm>& on, X const& x, redistribute_options const& how = {},
                                 site where = site::here()) {
-  using from = typename detail::view_of<X>::type;
+  using from = detail::view_t<X>;
   typename detail::placed_as<from, To...>::tensor out(x.place(), x.whole(), {}, where);
   redistribute(ex, on, out, x, how, where);
   return out;

@@ -27,12 +27,12 @@ bool equal_pieces(View const& local, placement const& cut, int ranks) noexcept {
   return local.extent(cut.dim) % (ranks * cut.granule) == 0;
 }
 
-/// Does it by one blocking call of the communicator, or returns false.
-template <step_list const& Steps, class Comm, class T, int Rank, class Memory>
+/// Does Plan::steps by one blocking call of the communicator, or returns false.
+template <class Plan, class Comm, class T, int Rank, class Memory>
 bool run_directly(mesh<Comm>& on, view<T, Rank, Memory> to, view<T const, Rank, Memory> from,
                   comm::summation order, site where) {
-  if constexpr (is_single(Steps)) {
-    constexpr auto doing = Steps.at[0];
+  if constexpr (is_single(Plan::steps)) {
+    constexpr auto doing = Plan::steps.at[0];
     auto& group = on.along(axis_of(doing));
     auto const ranks = group.size();
     if (ranks == 1) return false;
