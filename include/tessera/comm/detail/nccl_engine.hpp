@@ -179,10 +179,10 @@ private:
       throw collective_mismatch("E-comm-011", c.where, one.text(size()), ": rank ", rank(), " sends ",
                                 c.in_counts[rank()], " elements to itself and expects ",
                                 c.out_counts[rank()]);
-    ready_.record(link_->compute, c.where);
-    ready_.wait_in(link_->lane, c.where);
     if (options.checked && !message && size() > 1) compare(one);
     if (options.checked && !one.blocking) lend(one);
+    ready_.record(link_->compute, c.where);
+    ready_.wait_in(link_->lane, c.where);
     if (!c.on_device) stage(one);
     if (message) {
       one.waiting = true;
@@ -318,20 +318,16 @@ private:
     auto const items = c.in_items > c.out_items ? c.in_items : c.out_items;
     return {*link_, exchanged_, pinned_room(exchanged_host_, items * bytes_of(c.type), c.where), one};
   }
+  // Guarding happens in the compute stream, in front of the call and when the host has seen its end. In the
+  // lane it would wait for messages under way, and with it the compute stream that those may depend on.
   void lend(op& one) {
     if (!one.on_device) return one.lent.lend(host_store(), one.request, one.host_copies, account());
     one.lent.lend(store_of(one), one.request, one.device_copies, account());
-    exchanged_.record(link_->lane, one.request.where); // whoever reads it from here on reads poison
-    exchanged_.wait_in(link_->compute, one.request.where);
   }
   void give_back(op& one) {
     auto const where = one.request.where;
     if (!one.on_device) return one.lent.give_back(host_store(), one.sign, one.host_copies.data(), where);
-    ready_.record(link_->compute, where);
-    ready_.wait_in(link_->lane, where);
     one.lent.give_back(store_of(one), one.sign, one.device_copies.data(), where);
-    exchanged_.record(link_->lane, where);
-    exchanged_.wait_in(link_->compute, where);
   }
 
   // --- messages

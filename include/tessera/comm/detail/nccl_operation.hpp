@@ -92,7 +92,7 @@ private:
   std::vector<buffer<exec::pinned_memory>> kept_;
 };
 
-/// Lent device memory: filled in the lane, read by way of the host.
+/// Lent device memory: filled in the compute stream, read by way of the host.
 struct device_store {
   using memory = exec::cuda_memory;
 
@@ -102,11 +102,15 @@ struct device_store {
   nccl_operation& one;
 
   void copy(void* to, void const* from, index_t bytes) const {
-    link.copy(to, from, bytes, one.request.where);
+    if (bytes > 0 && to != from)
+      exec::cuda_check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault,
+                                       link.compute.stream()),
+                       "cudaMemcpyAsync", one.request.where);
   }
   void poison(void* to, index_t bytes) const {
-    exec::cuda_check(cudaMemsetAsync(to, detail::poison, static_cast<std::size_t>(bytes), link.lane.stream()),
-                     "cudaMemsetAsync", one.request.where);
+    exec::cuda_check(
+        cudaMemsetAsync(to, detail::poison, static_cast<std::size_t>(bytes), link.compute.stream()),
+        "cudaMemsetAsync", one.request.where);
   }
   index_t first_written(void const* lent, index_t bytes) const {
     return bytes == 0 ? -1 : host_store::first_written(read(lent, bytes), bytes);
@@ -118,7 +122,7 @@ struct device_store {
 private:
   void const* read(void const* data, index_t bytes) const {
     copy(host, data, bytes);
-    arrived.record(link.lane, one.request.where);
+    arrived.record(link.compute, one.request.where);
     link.wait(arrived, one);
     return host;
   }
