@@ -143,24 +143,22 @@ progress step(CUstream_st& stream, guard& lock) {
   return progress::made;
 }
 
+/// Tries an operation that the stream waits for; true if one was done. It may be in another stream, which
+/// nobody is working off: the other side of a message, or what the other side's rank waits for.
+bool move(CUstream_st& stream, guard& lock) {
+  auto const result = step(stream, lock);
+  if (result != progress::not_yet) return result == progress::made;
+  auto const others = all().streams;
+  for (auto const& other : others)
+    if (other.get() != &stream && step(*other, lock) == progress::made) return true;
+  return false;
+}
+
 /// Until the stream has done `count` operations.
 void work_off(CUstream_st& stream, std::uint64_t count, guard& lock) {
   auto const keep = stream.shared_from_this();
-  while (stream.done < count) {
-    auto const result = step(stream, lock);
-    if (result == progress::made) continue;
-    bool moved = false;
-    if (result == progress::not_yet) {
-      // It waits for something in another stream, which nobody may be working off.
-      auto const others = all().streams;
-      for (auto const& other : others)
-        if (other.get() != &stream && step(*other, lock) == progress::made) {
-          moved = true;
-          break;
-        }
-    }
-    if (!moved) all().changed.wait_for(lock, std::chrono::milliseconds(1));
-  }
+  while (stream.done < count)
+    if (!move(stream, lock)) all().changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 
 void work_off_device(int device, guard& lock) {
@@ -867,7 +865,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
     if (auto const error = may_wait(*stream); error != cudaSuccess) return error;
     // One who asks again and again gets there.
     if (stream->done < stream->issued) {
-      (void)step(*stream, lock);
+      (void)move(*stream, lock);
       return cudaErrorNotReady;
     }
     return stuck(stream->device);
@@ -968,7 +966,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (!event->captured.expired()) return cudaErrorCapturedEvent;
     if (event->stream == nullptr) return cudaSuccess;
     if (event->stream->done < event->after) {
-      (void)step(*event->stream, lock);
+      (void)move(*event->stream, lock);
       return cudaErrorNotReady;
     }
     return stuck(event->device);
