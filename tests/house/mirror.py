@@ -29,6 +29,7 @@ WITHOUT_HEADER = {
     "tests/parallel/cuda/model_group.cu",
     "tests/parallel/cuda/context_attention.cu",
     "tests/parallel/cuda/overlapped_linear.cu",
+    "tests/parallel/cuda/pipeline.cu",
     "tests/parallel/cuda/zero.cu",
     "tests/comm/mpi_calls.cpp",
     "tests/partition/cuda/redistribute.cu",

@@ -269,18 +269,12 @@ private:
       gradients_.receive(a, i, from(a), elements(a));
       return receive_ahead();
     case layout::action_kind::send_activation: {
-      auto& slot = slots_[static_cast<std::size_t>(slot_of(a))];
-      slot.output = activations_.send(runner_.output(slot_of(a)).span(), i, from(a));
-      receive_ahead();
-      (void)slot.output.test(); // it is on its way, whatever this stage does next
-      return;
+      auto const slot = slot_of(a);
+      return activations_.send(slots_[static_cast<std::size_t>(slot)].output, runner_.output(slot).span(), i,
+                               from, elements);
     }
-    case layout::action_kind::send_gradient: {
-      auto& sent = gradients_.send_buffer(gradients_.take_kept(a), elements(a), i, from(a));
-      receive_ahead();
-      (void)sent.test();
-      return;
-    }
+    case layout::action_kind::send_gradient:
+      return gradients_.send_buffer(gradients_.take_kept(a), i, from, elements);
     case layout::action_kind::forward:
       return forward(ex, lender, batch(supplier, a.micro_batch), common, i);
     case layout::action_kind::backward:
@@ -352,8 +346,7 @@ private:
       runner_.forward(ex, lender, number, input);
       if (!plan_.has_after(stage_, chunk)) continue;
       layout::action const a{layout::action_kind::send_activation, 0, chunk};
-      slot.output = activations_.send(runner_.output(number).span(), 0, plan_.peer_of(stage_, a).stage);
-      (void)slot.output.test();
+      slot.output = activations_.send_now(runner_.output(number).span(), plan_.peer_of(stage_, a).stage);
     }
   }
 

@@ -80,6 +80,7 @@ public:
   void drop() noexcept {
     coming_ = {};
     coming_buffer_ = -1;
+    fresh_ = nullptr;
     for (auto& b : buffers_) b.sending = {}, b.held = false;
     kept_.clear();
   }
@@ -116,17 +117,31 @@ public:
     return buffer;
   }
 
-  /// Sends from memory that is left alone until the request has ended.
-  request send(memory_span<T const, memory> data, std::size_t place, int to) {
+  /// Sends from memory that is left alone until the request has ended. The receive that comes next in the
+  /// list is started with it: where messages go out together (comm::nccl), neither then waits for the other's
+  /// end.
+  template <std::invocable<layout::action> From, std::invocable<layout::action> Elements>
+  void send(request& sending, memory_span<T const, memory> data, std::size_t place, From&& peer,
+            Elements&& elements) {
     next_ = place + 1;
-    return comm_.start_send(data, to, 0);
+    sending = comm_.start_send(data, peer((*list_)[place]), 0);
+    fresh_ = &sending;
+    receive_ahead(peer, elements);
+    fresh_ = nullptr;
+    (void)sending.test(); // it is on its way, whatever this stage does next
   }
   /// Sends from a buffer, which is free again when it has gone.
-  request& send_buffer(int buffer, index_t elements, std::size_t place, int to) {
+  template <std::invocable<layout::action> From, std::invocable<layout::action> Elements>
+  void send_buffer(int buffer, std::size_t place, From&& peer, Elements&& elements) {
     auto& b = at(buffer);
-    b.sending = send(first_of(buffer, elements), place, to);
     b.held = false;
-    return b.sending;
+    send(b.sending, first_of(buffer, elements((*list_)[place])), place, peer, elements);
+  }
+  /// Sends outside of any list.
+  request send_now(memory_span<T const, memory> data, int to) {
+    auto sending = comm_.start_send(data, to, 0);
+    (void)sending.test();
+    return sending;
   }
 
   /// A buffer that nobody holds; waits for one that is still being sent.
@@ -170,7 +185,7 @@ private:
 
   int free_buffer(bool wait) {
     for (int i = 0; i < narrow<int>(buffers_.size()); ++i)
-      if (!at(i).held && at(i).sending.test()) return i;
+      if (!at(i).held && &at(i).sending != fresh_ && at(i).sending.test()) return i;
     for (int i = 0; wait && i < narrow<int>(buffers_.size()); ++i)
       if (!at(i).held) {
         at(i).sending.wait();
@@ -192,7 +207,8 @@ private:
   std::vector<layout::action> const* list_ = nullptr;
   layout::action_kind send_ = layout::action_kind::send_activation;
   layout::action_kind receive_ = layout::action_kind::receive_activation;
-  std::size_t next_ = 0; ///< The first message of the list that may not have been started yet.
+  std::size_t next_ = 0;           ///< The first message of the list that may not have been started yet.
+  request const* fresh_ = nullptr; ///< Started, and not to go out before the next receive has been, too.
   request coming_;
   int coming_buffer_ = -1; ///< Where it comes to; -1 while there is none.
 };
