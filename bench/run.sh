@@ -32,7 +32,7 @@ for program in build/release/bench/bench_*; do
   launch=() threads=$(nproc) ranks=1
   case "$name" in
     bench_comm_mpi) ranks="2 4" ;;
-    bench_parallel_overlapped_linear | bench_parallel_ring_attention | bench_partition_redistribute) ranks=2 ;;
+    bench_parallel_distributed_model | bench_parallel_overlapped_linear | bench_parallel_ring_attention | bench_partition_redistribute) ranks=2 ;;
   esac
   for n in $ranks; do
     raw="$out/raw/$name-$n.json"
