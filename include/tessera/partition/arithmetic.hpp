@@ -20,7 +20,7 @@ namespace tessera::inline TESSERA_ABI::partition {
 
 namespace detail {
 template <class X>
-inline constexpr partitioning parts_of = view_of<std::remove_cvref_t<X>>::type::parts;
+inline constexpr partitioning parts_of = view_t<X>::parts;
 
 constexpr bool has_partial(partitioning const& parts, bool sums_count) noexcept {
   for (int i = 0; i < parts.size; ++i)
@@ -31,12 +31,10 @@ constexpr bool has_partial(partitioning const& parts, bool sums_count) noexcept 
 
 /// The same elements on every rank, and gradients of the same kind.
 template <class A, class B>
-concept same_partition = partitioned_array<A> && partitioned_array<B> &&
-                         std::same_as < typename std::remove_cvref_t<A>::value_type,
-typename std::remove_cvref_t<B>::value_type >
-        &&std::same_as<typename std::remove_cvref_t<A>::memory, typename std::remove_cvref_t<B>::memory>&&
-            std::remove_cvref_t<A>::rank ==
-    std::remove_cvref_t<B>::rank&& detail::parts_of<A> == detail::parts_of<B>;
+concept same_partition =
+    partitioned_array<A> && partitioned_array<B> && std::same_as<detail::value_t<A>, detail::value_t<B>> &&
+    std::same_as<detail::memory_t<A>, detail::memory_t<B>> &&
+    detail::view_t<A>::rank == detail::view_t<B>::rank&& detail::parts_of<A> == detail::parts_of<B>;
 
 /// Each rank has the values themselves, or its part of them: anything may be done to them.
 template <class X>

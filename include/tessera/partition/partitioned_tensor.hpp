@@ -144,6 +144,13 @@ template <class T, int Rank, class Memory, class... Placed>
 struct view_of<partitioned_tensor<T, Rank, Memory, Placed...>>
     : view_of<partitioned_view<T, Rank, Memory, Placed...>> {};
 
+template <class X>
+using view_t = typename view_of<std::remove_cvref_t<X>>::type;
+template <class X>
+using value_t = typename view_t<X>::value_type;
+template <class X>
+using memory_t = typename view_t<X>::memory;
+
 template <class View>
 struct dual_view;
 template <class T, int Rank, class Memory, class... Placed>
@@ -156,12 +163,12 @@ struct dual_view<partitioned_view<T, Rank, Memory, Placed...>> {
 /// A partitioned view or tensor.
 template <class X>
 concept partitioned_array = requires {
-  typename detail::view_of<std::remove_cvref_t<X>>::type;
+  typename detail::view_t<X>;
 };
 
 /// What the gradient of X is: the same elements under the dual placements.
 template <partitioned_array X>
-using gradient_of = typename detail::dual_view<typename detail::view_of<std::remove_cvref_t<X>>::type>::type;
+using gradient_of = typename detail::dual_view<detail::view_t<X>>::type;
 
 } // namespace tessera::inline TESSERA_ABI::partition
 

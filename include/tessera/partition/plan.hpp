@@ -89,13 +89,12 @@ struct placed_as<partitioned_view<T, Rank, Memory, Placed...>, To...> {
 /// X can be redistributed to these placements, one for each of its axes.
 template <class X, class... To>
 concept redistributable_to =
-    partitioned_array<X> &&(placement_type<To>&&...) &&
-    detail::can_be_placed<typename detail::view_of<std::remove_cvref_t<X>>::type, To...>;
+    partitioned_array<X> &&(placement_type<To>&&...) && detail::can_be_placed<detail::view_t<X>, To...>;
 
 /// What redistribute<To...>(ex, mesh, x) will do on this rank.
 template <placement_type... To, partitioned_array X>
   requires redistributable_to<X, To...> plan plan_of(X const& x) {
-    using from = typename detail::view_of<X>::type;
+    using from = detail::view_t<X>;
     return make_plan(x.whole(), sizeof(typename X::value_type), x.place(), from::parts,
                      detail::placed_as<from, To...>::view::parts);
   }

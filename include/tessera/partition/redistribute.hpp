@@ -56,9 +56,8 @@ concept redistributable = partitioned_array<From> && partitioned_array<To> &&
 
 /// The space works where the tensor stands, and the communicator's messages may stand there.
 template <class Comm, class Ex, class X>
-concept moves = exec::space<Ex> && partitioned_array<X> && std::same_as < detail::memory_t<X>,
-typename Ex::memory >
-    &&comm::communicates_in<Comm, typename Ex::memory>&& comm::reducible_scalar<detail::value_t<X>>;
+concept moves = exec::space<Ex> && partitioned_array<X> && comm::communicates_in<Comm, detail::memory_t<X>> &&
+    std::same_as<typename Ex::memory, detail::memory_t<X>> && comm::reducible_scalar<detail::value_t<X>>;
 
 namespace detail {
 
