@@ -18,6 +18,7 @@
 #include <tessera/ops/cuda/add.cuh>
 #include <tessera/ops/cuda/attention.cuh>
 #include <tessera/ops/cuda/cast.cuh>
+#include <tessera/ops/cuda/copy_rows.cuh>
 #include <tessera/ops/cuda/cross_entropy.cuh>
 #include <tessera/ops/cuda/dropout.cuh>
 #include <tessera/ops/cuda/embedding.cuh>
@@ -26,11 +27,13 @@
 #include <tessera/ops/cuda/linear.cuh>
 #include <tessera/ops/cuda/linear_cross_entropy.cuh>
 #include <tessera/ops/cuda/matmul.cuh>
+#include <tessera/ops/cuda/merge_attention.cuh>
 #include <tessera/ops/cuda/random_normal.cuh>
 #include <tessera/ops/cuda/reduce.cuh>
 #include <tessera/ops/cuda/rms_norm.cuh>
 #include <tessera/ops/cuda/rotary.cuh>
 #include <tessera/ops/cuda/scale.cuh>
+#include <tessera/ops/cuda/sliced_cross_entropy.cuh>
 #include <tessera/ops/cuda/swiglu.cuh>
 
 #if defined(TESSERA_WITH_NCCL)
