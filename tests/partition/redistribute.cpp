@@ -150,6 +150,28 @@ TEST_CASE("into memory that is there, in place where sums are taken, and nothing
   });
 }
 
+TEST_CASE("a unit's flat block: gradients summed into the part that ZeRO gives a rank, weights gathered, in "
+          "place") {
+  using summands = placed<axis::data, partial<>>;
+  using part = placed<axis::data, shard<0, 32>>;
+  using whole = placed<axis::data, invariant>;
+  on_mesh({.data = 4}, [](comm::threads& world, mesh<comm::threads>& on, exec::host& ex) {
+    for (index_t const n : {96, 128, 3232}) { // three parts for four ranks; equal ones; uneven ones
+      tensor<float, 2> block({n, 1});
+      auto const all = block.view();
+      for (index_t i = 0; i < n; ++i) all.data()[i] = static_cast<float>(i * (1 + world.rank()));
+      auto const mine = local_range(n, 0, partitioning_of<part>, on.shape(), on.place().coordinates());
+      auto const shard = partitioned<part>(on.place(), {n, 1}, all.slice(0, mine.begin, mine.end));
+      redistribute(ex, on, shard, partitioned<summands>(on.place(), {n, 1}, all));
+      for (auto i = mine.begin; i < mine.end; ++i) CHECK(all.data()[i] == static_cast<float>(10 * i));
+      start_redistribute(ex, on, partitioned<whole>(on.place(), {n, 1}, all), shard).wait();
+      int wrong = 0;
+      for (index_t i = 0; i < n; ++i) wrong += all.data()[i] == static_cast<float>(10 * i) ? 0 : 1;
+      CHECK(wrong == 0);
+    }
+  });
+}
+
 TEST_CASE(
     "requests are in flight together and end in any order; one of several collectives goes on by itself") {
   on_mesh({.data = 2, .tensor = 2}, [](comm::threads& world, mesh<comm::threads>& on, exec::host& ex) {
