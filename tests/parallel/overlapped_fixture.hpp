@@ -139,7 +139,10 @@ void check_gather(Ex& ex, Comm& comm, problem const& p, bool activated) {
   CHECK(reference::max_relative_error(fetched(ex, out), biased(product(x, w, all, p.n, p.k), b)) < tolerance);
 
   options.gathered = gathered.view();
-  if (activated) options.linear = {.activation = ops::activation::gelu_tanh, .pre_activation = pre.view()};
+  if (activated) {
+    options.linear.activation = ops::activation::gelu_tanh;
+    options.linear.pre_activation = pre.view();
+  }
   parallel::gather_linear(ex, comm, out.view(), in.view(), weight.view(), bias.view(), options, memory);
   auto const f = [&](numbers const& v) { return activated ? gelu(v) : v; };
   CHECK(reference::max_relative_error(fetched(ex, out), f(biased(product(x, w, all, p.n, p.k), b))) <
@@ -150,9 +153,11 @@ void check_gather(Ex& ex, Comm& comm, problem const& p, bool activated) {
   tensor<float, 2, M> d_weight({p.n, p.k});
   tensor<float, 1, M> d_bias({p.n});
   ops::linear_backward_options<T, M> backward;
-  if (activated)
-    backward = {
-        .activation = ops::activation::gelu_tanh, .pre_activation = pre.view(), .scratch = scratch.view()};
+  if (activated) {
+    backward.activation = ops::activation::gelu_tanh;
+    backward.pre_activation = pre.view();
+    backward.scratch = scratch.view();
+  }
   parallel::gather_linear_backward(
       ex, comm, ops::linear_gradients<T, float, M>{d_in.view(), d_weight.view(), d_bias.view()}, d_out.view(),
       gathered.view(), weight.view(), backward, overlap, memory);
