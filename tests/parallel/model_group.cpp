@@ -83,6 +83,19 @@ TEST_CASE("on 1, 2 and 4 tensor ranks, rows shared or not, loss and gradients ar
   }
 }
 
+TEST_CASE("ranks without a row, a class, or a column of the inner width are ordinary") {
+  for (auto config : {gpt2(true, 0.2f), llama(false, 0.2f)}) {
+    config.vocabulary_size = 3;
+    config.feed_forward = 2;
+    fixture::batch const batch(1, 2, config.vocabulary_size);
+    auto const expected = shared::together({alone(config, batch)});
+    for (bool sequence : {false, true})
+      check_same(shared::together(shared::run_on({.tensor = 4, .options = {.sequence_parallel = sequence}},
+                                                 config, batch)),
+                 expected, 1e-5);
+  }
+}
+
 TEST_CASE("on context ranks too, in both forms, with tensor ranks or without") {
   for (auto const& config : {gpt2(true, 0.2f), llama(false, 0.2f)}) {
     fixture::batch const batch(3, 11, config.vocabulary_size);
