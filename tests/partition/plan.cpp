@@ -1,5 +1,6 @@
 #include <tessera/partition/plan.hpp>
 
+#include <tessera/core/philox.hpp>
 #include <tessera/partition/redistribute.hpp>
 
 #include "partition/fixture.hpp"
@@ -34,54 +35,74 @@ numbers carried(exec::host& ex, mesh<comm::threads>& on, laid_out const& from, l
   return values;
 }
 
+struct change_of_lists {
+  partitioning from, to;
+};
+
+/// Carries all of them out, and back between the duals; compares values, bytes and gradients.
+void check_all(layout::mesh_shape const& shape, std::vector<change_of_lists> const& changes) {
+  index_t const rows = 5, columns = 3;
+  auto const whole = test::whole_values(rows * columns);
+  auto const laid = [&](partitioning const& parts) { return laid_out{parts, shape, rows, columns}; };
+  std::vector<std::vector<numbers>> values(changes.size()), gradients(changes.size());
+  for (auto* each : {&values, &gradients})
+    for (auto& one : *each) one.resize(static_cast<std::size_t>(shape.size()));
+  on_mesh(shape, [&](comm::threads& world, mesh<comm::threads>& on, exec::host& ex) {
+    auto const me = static_cast<std::size_t>(world.rank());
+    for (std::size_t p = 0; p < changes.size(); ++p) {
+      auto const from = laid(changes[p].from), to = laid(changes[p].to);
+      auto const before = sent_along(on);
+      values[p][me] = carried<bf16>(ex, on, from, to, from.spread(whole)[me]);
+      auto const planned = make_plan(extents<2>{rows, columns}, 2, on.place(), from.parts, to.parts);
+      auto const off = sent_along(on) - before - planned.sent_bytes();
+      CHECK(off * off <= 36); // the meter rounds sums, the plan summands
+      gradients[p][me] = carried<float>(ex, on, laid(test::dual_of(to.parts)),
+                                        laid(test::dual_of(from.parts)), to.gradient_of_uses(whole)[me]);
+    }
+  });
+  for (std::size_t p = 0; p < changes.size(); ++p) {
+    CAPTURE(text_of(changes[p].from));
+    CAPTURE(text_of(changes[p].to));
+    test::check_value(laid(changes[p].to), values[p], whole);
+    test::check_gradient(laid(changes[p].from), laid(changes[p].to), gradients[p], whole);
+  }
+}
+
+constexpr placement each_placement[] = {replicate::value, invariant::value, shard<0>::value, shard<1>::value,
+                                        partial<>::value};
+
 } // namespace
 
 TEST_CASE("along two axes at once every list becomes every other, and the gradient comes back") {
-  placement const each[] = {replicate::value, invariant::value, shard<0>::value, shard<1>::value,
-                            partial<>::value};
-  struct axes_and_shape {
-    axis first, second;
-    layout::mesh_shape shape;
+  auto const all_pairs = [](axis first, axis second) {
+    std::vector<change_of_lists> changes;
+    for (auto const& a : each_placement)
+      for (auto const& b : each_placement)
+        for (auto const& c : each_placement)
+          for (auto const& d : each_placement)
+            changes.push_back({{{first, second}, {a, b}, 2}, {{first, second}, {c, d}, 2}});
+    return changes;
   };
-  for (auto const& [first, second, shape] :
-       {axes_and_shape{axis::data, axis::tensor, {.data = 2, .tensor = 2}},
-        axes_and_shape{axis::tensor, axis::data, {.data = 2, .tensor = 2}},
-        axes_and_shape{axis::data, axis::context, {.data = 2, .context = 2}},
-        axes_and_shape{axis::data, axis::context, {.data = 1, .context = 3}},
-        axes_and_shape{axis::data, axis::context, {.data = 2, .context = 3}}}) {
-    index_t const rows = 5, columns = 3;
-    auto const whole = test::whole_values(rows * columns);
-    std::vector<std::pair<laid_out, laid_out>> pairs;
-    for (auto const& a : each)
-      for (auto const& b : each)
-        for (auto const& c : each)
-          for (auto const& d : each)
-            pairs.push_back({{{{first, second}, {a, b}, 2}, shape, rows, columns},
-                             {{{first, second}, {c, d}, 2}, shape, rows, columns}});
-    std::vector<std::vector<numbers>> values(pairs.size()), gradients(pairs.size());
-    for (std::size_t p = 0; p < pairs.size(); ++p) values[p].resize(6), gradients[p].resize(6);
-    on_mesh(shape, [&](comm::threads& world, mesh<comm::threads>& on, exec::host& ex) {
-      auto const me = static_cast<std::size_t>(world.rank());
-      for (std::size_t p = 0; p < pairs.size(); ++p) {
-        auto const& [from, to] = pairs[p];
-        auto const before = sent_along(on);
-        values[p][me] = carried<bf16>(ex, on, from, to, from.spread(whole)[me]);
-        auto const planned = make_plan(extents<2>{rows, columns}, 2, on.place(), from.parts, to.parts);
-        auto const off = sent_along(on) - before - planned.sent_bytes();
-        CHECK(off * off <= 36); // the meter rounds sums, the plan summands
-        auto d_to = to, d_from = from;
-        d_to.parts = test::dual_of(to.parts);
-        d_from.parts = test::dual_of(from.parts);
-        gradients[p][me] = carried<float>(ex, on, d_to, d_from, to.gradient_of_uses(whole)[me]);
-      }
-    });
-    for (std::size_t p = 0; p < pairs.size(); ++p) {
-      laid_out const from = pairs[p].first, to = pairs[p].second;
-      CAPTURE(text_of(from.parts));
-      CAPTURE(text_of(to.parts));
-      test::check_value(to, values[p], whole);
-      test::check_gradient(from, to, gradients[p], whole);
-    }
+  check_all({.data = 2, .tensor = 2}, all_pairs(axis::data, axis::tensor));
+  check_all({.data = 2, .tensor = 2}, all_pairs(axis::tensor, axis::data));
+  check_all({.data = 2, .context = 2}, all_pairs(axis::data, axis::context));
+  check_all({.context = 3}, all_pairs(axis::data, axis::context));
+  check_all({.data = 2, .context = 3}, all_pairs(axis::data, axis::context));
+}
+
+TEST_CASE("along three axes, whatever their order in the list") {
+  axis const orders[][3] = {{axis::data, axis::context, axis::tensor},
+                            {axis::tensor, axis::data, axis::context},
+                            {axis::data, axis::tensor, axis::context}};
+  philox const random(7);
+  std::uint64_t drawn = 0;
+  auto const any = [&] { return each_placement[random.bits(drawn++) % 5]; };
+  for (auto const& order : orders) {
+    std::vector<change_of_lists> changes;
+    for (int i = 0; i < 60; ++i)
+      changes.push_back({{{order[0], order[1], order[2]}, {any(), any(), any()}, 3},
+                         {{order[0], order[1], order[2]}, {any(), any(), any()}, 3}});
+    check_all({.data = 2, .context = 2, .tensor = 2}, changes);
   }
 }
 
