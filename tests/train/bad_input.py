@@ -100,6 +100,10 @@ for manner in MANNERS:
         ("a config that is not there", {"config": scratch / "nowhere.json"}, ["nowhere.json"]),
         ("a device that the program or the machine is without", {"device": "cuda", "threads": 0}, ["CUDA", "host"]),
         ("a device that does not exist", {"device": "abacus"}, ["E-train-002", "host|cuda"]),
+        ("a layout for other ranks", {"tensor": 3}, ["E-parallel-071", "start 3"]),
+        ("a layout that cannot be read", {"layout": "tensors 2"}, ["E-parallel-075", "tensors 2"]),
+        ("a layout in two places", {"layout": "tensor 2", "zero_stage": 2}, ["E-train-007", "zero_stage"]),
+        ("a choice without what it belongs to", {"sequence_parallel": "true"}, ["E-parallel-072", "tensor"]),
         ("a run's folder that is a file", {"run": text}, ["text.txt"]),
     ]:
         expect(f"{what}, {manner}", run(manner, {**base, **changes}), *words)
