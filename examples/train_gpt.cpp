@@ -4,9 +4,10 @@
 //
 //   tokens     = tokenizer(text), cut into sequences; the last share of them is kept for validation
 //   every step:
-//     each rank takes its share of the batch's sequences, in an order that depends on the seed alone
-//     for each micro-batch:  loss += forward(tokens);  gradients += backward()      (sums, not means)
-//     gradients = sum over ranks, bucket by bucket while backward still runs
+//     each data rank takes its share of the batch's sequences, in an order that depends on the seed alone
+//     for each micro-batch:  loss += forward(tokens);  gradients += backward()      (sums, not means),
+//       through the stages of a pipeline, with matrices and sequences shared, as the layout says
+//     gradients = sum over ranks, while backward still runs
 //     weights   = AdamW(gradients / number of tokens, clipped by their global norm)
 //     now and then: validation loss, checkpoint
 //   at the end: full validation, loss.svg, summary.json, a sample of text
@@ -17,6 +18,7 @@
 //   ./train_gpt --data text.txt --ranks 2            two ranks, which are threads of this process
 //   mpiexec -n 2 ./train_gpt --data text.txt         two ranks, which are MPI processes
 //   ./train_gpt --data text.txt --device cuda        on a GPU; with two ranks of either kind on two GPUs
+//   ./train_gpt --data text.txt --ranks 8 --layout "data 2 x tensor 2 x pipeline 2, zero 3"
 //
 // All of them train the same model, to rounding; the second and third to the last bit. With TESSERA_WITH_NCCL
 // this same file is compiled by nvcc, which cannot read oneDNN's header: there the host multiplies by
@@ -52,6 +54,8 @@ train::command_line_text const help{
         "    mpiexec -n 2 train_gpt --config settings.json --data book.txt --tokenizer sentencepiece\n"
         "  A Llama with grouped key/value heads, in fp32:\n"
         "    train_gpt --data book.txt --family llama --heads 8 --key-value-heads 2 --storage fp32\n"
+        "  Eight ranks that share samples, matrices and layers (docs/layouts.md):\n"
+        "    train_gpt --data book.txt --ranks 8 --layout 'data 2 x tensor 2 x pipeline 2, zero 3, 1f1b'\n"
         "  On a GPU:\n"
         "    train_gpt --data book.txt --device cuda --layers 12 --width 768 --heads 12\n"
         "  Go on from the latest checkpoint with another learning rate, on purpose:\n"
