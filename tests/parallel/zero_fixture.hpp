@@ -4,6 +4,9 @@
 #ifndef TESSERA_TESTS_PARALLEL_ZERO_FIXTURE_HPP
 #define TESSERA_TESTS_PARALLEL_ZERO_FIXTURE_HPP
 
+#include <functional>
+#include <numeric>
+
 #include "fixture.hpp"
 #include <tessera/parallel/zero.hpp>
 
@@ -72,6 +75,9 @@ public:
     });
   }
 
+  /// Where it says so, a sample gives a unit no gradient: its backward does not run.
+  std::function<bool(index_t sample, std::size_t u)> skips = [](index_t, std::size_t) { return false; };
+
   void forward(index_t step, index_t sample, index_t micro_batch) {
     auto const end = maps_.size();
     for (std::size_t u = 0; u + 1 < end; ++u) {
@@ -89,9 +95,11 @@ public:
     auto const end = maps_.size();
     for (auto u = end; u-- > 0;) {
       if (u + 1 < end) {
-        auto const lent =
-            state_.lend(ex_, u, {.next = u > 0 ? u - 1 : parallel::no_unit, .micro_batch = micro_batch});
-        for (std::size_t p = 0; p < maps_[u].size(); ++p)
+        auto const skipped = skips(sample, u);
+        auto const lent = state_.lend(
+            ex_, u,
+            {.next = u > 0 ? u - 1 : parallel::no_unit, .gradients = !skipped, .micro_batch = micro_batch});
+        for (std::size_t p = 0; !skipped && p < maps_[u].size(); ++p)
           write(u, lent.gradients, p, step, sample, state_.accumulates(micro_batch) || (u == 0 && p == 0));
       }
       state_.done(u);
@@ -152,6 +160,123 @@ inline std::vector<double> toy_gradient(std::vector<layout::parameter_map> const
         }
       }
   return sum;
+}
+
+struct zero_way {
+  int ranks;
+  zero_options options;
+  int groups = 1; ///< Of hybrid sharding.
+};
+
+inline std::vector<zero_way> const zero_ways = {
+    {1, {.stage = 0}},
+    {1, {.stage = 1}},
+    {1, {.stage = 2}},
+    {1, {.stage = 3}},
+    {2, {.stage = 0, .bucket_bytes = 1}},
+    {2, {.stage = 1, .in_flight = 1}},
+    {2, {.stage = 2, .in_flight = 1}},
+    {2, {.stage = 3, .in_flight = 1, .prefetch = 0}},
+    {3, {.stage = 0, .bucket_bytes = 300, .in_flight = 1}},
+    {3, {.stage = 1}},
+    {3, {.stage = 2, .order = comm::summation::native}},
+    {3, {.stage = 3}},
+    {4, {.stage = 0}},
+    {4, {.stage = 1, .in_flight = 100}},
+    {4, {.stage = 2, .in_flight = 100}},
+    {4, {.stage = 3, .in_flight = 3}},
+    {4, {.stage = 1}, 2},
+    {4, {.stage = 2}, 2},
+    {4, {.stage = 3}, 2},
+    {4, {.stage = 3}, 4},
+    {8, {.stage = 3}},
+    {2, {.stage = 0, .reproducible = true, .micro_batches = 4}},
+    {4, {.stage = 1, .reproducible = true, .micro_batches = 2}},
+    {2, {.stage = 2, .reproducible = true, .micro_batches = 4}},
+    {4, {.stage = 3, .reproducible = true, .micro_batches = 2}},
+    {4, {.stage = 3, .reproducible = true, .micro_batches = 2}, 2},
+};
+
+inline constexpr index_t zero_samples = 7, zero_steps = 3;
+
+struct zero_outcome {
+  std::vector<float> weights;
+  std::vector<double> norms, losses;
+  std::vector<double> sums; ///< Of the weights after each step.
+};
+
+/// Calls f(state, toy, ex, comm) on each rank.
+template <class T, class G, class Optimizer, class F>
+void on_zero_states(zero_way const& how, typename Optimizer::options_type const& settings, F f) {
+  auto const maps = toy_maps();
+  comm::run_threads(how.ranks, [&](comm::threads& comm) {
+    host ex({.threads = 1});
+    auto const inner = comm.size() / how.groups;
+    auto shards = comm.split(comm.rank() / inner, comm.rank());
+    auto replicas = comm.split(comm.rank() % inner, comm.rank());
+    zero_ranks<comm::threads> const groups{
+        .gradients = shards, .world = comm, .replicas = how.groups > 1 ? &replicas : nullptr};
+    using state_type = zero<comm::threads, host, T, G, Optimizer>;
+    state_type state(groups, ex, toy_units(maps), settings, how.options);
+    toy_rank<state_type> toy(state, ex, maps);
+    toy.start();
+    f(state, toy, ex, comm);
+  });
+}
+
+/// Trains on seven samples a step, dealt to the ranks in turn; a rank that has fewer than others, or none,
+/// takes part all the same. Returns what each rank ends with.
+template <class T, class G, class Optimizer>
+std::vector<zero_outcome> train_zero(zero_way const& how,
+                                     typename Optimizer::options_type const& settings = {}) {
+  std::vector<zero_outcome> outcomes(static_cast<std::size_t>(how.ranks));
+  on_zero_states<T, G, Optimizer>(how, settings, [&](auto& state, auto& toy, host& ex, auto& comm) {
+    auto& mine = outcomes[static_cast<std::size_t>(comm.rank())];
+    for (index_t step = 0; step < zero_steps; ++step) {
+      // In step 1 the last rank has no sample at all.
+      auto const idle = step == 1 && comm.size() > 1 && !how.options.reproducible;
+      auto const active = comm.size() - (idle ? 1 : 0);
+      auto const most =
+          how.options.reproducible ? how.options.micro_batches : (zero_samples + active - 1) / active;
+      std::vector<nn::loss_sum> losses;
+      for (index_t i = 0; i < most; ++i) {
+        auto const sample = comm.rank() + i * active;
+        losses.push_back({});
+        if (comm.rank() < active && sample < zero_samples) {
+          losses.back() = {static_cast<double>(sample), 3};
+          toy.micro_batch(step, sample, i, i + 1 == most);
+        } else {
+          state.nothing_to_add(ex, i + 1 == most);
+        }
+      }
+      auto const done = state.update(
+          ex, losses, {.step = step + 1, .learning_rate = 0.01, .clip_norm = step == 2 ? 1.0 : 0});
+      mine.weights = toy.weights();
+      mine.sums.push_back(std::accumulate(mine.weights.begin(), mine.weights.end(), 0.0));
+      mine.norms.push_back(done.gradient_norm);
+      mine.losses.push_back(done.loss.sum);
+    }
+  });
+  return outcomes;
+}
+
+/// All ways, each rank of them, against one rank.
+template <class T, class G, class Optimizer>
+void check_zero_ways() {
+  auto const expected = train_zero<T, G, Optimizer>({1, {.stage = 0}}).front();
+  for (auto const& how : zero_ways) {
+    if (how.options.reproducible && !std::same_as<G, float>) continue;
+    CAPTURE(how.ranks);
+    CAPTURE(how.groups);
+    CAPTURE(how.options.stage);
+    CAPTURE(how.options.reproducible);
+    for (auto const& found : train_zero<T, G, Optimizer>(how)) {
+      CHECK(same_bits(found.weights, expected.weights));
+      CHECK(found.sums == expected.sums);
+      CHECK(found.losses == expected.losses);
+      CHECK(found.norms == expected.norms);
+    }
+  }
 }
 
 } // namespace fixture

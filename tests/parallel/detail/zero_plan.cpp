@@ -168,3 +168,7 @@ TEST_CASE("Stages 1 and 2 move the bytes of plain data parallelism, stage 3 half
     }
   }
 }
+
+TEST_CASE("Gradients of 16 bits end with the bits of one rank too") {
+  check_zero_ways<bf16, bf16, optim::adamw<host, bf16>>();
+}
