@@ -31,7 +31,7 @@ constexpr layout::range units_of_part(nn::transformer_config const& config, inde
   return {layers.begin + (part > 0 ? 1 : 0), layers.end + (part + 1 < parts ? 1 : 2)};
 }
 
-template <class OptimizerOptions>
+template <std::copyable OptimizerOptions>
 struct distributed_model_options {
   index_t batch = 1;           ///< Samples of a step, over all ranks.
   index_t sequence_length = 0; ///< Of a sample; 0: the config's.

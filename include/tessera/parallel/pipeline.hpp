@@ -217,7 +217,7 @@ private:
     for (auto& slot : slots_) slot.output = {}, slot.busy = false;
   }
 
-  template <class Supplier>
+  template <std::invocable<index_t> Supplier>
   micro_batch_type const& batch(Supplier& supplier, int micro_batch) {
     for (; known_ <= micro_batch; ++known_)
       batches_[static_cast<std::size_t>(known_)] = supplier(index_t{known_});
@@ -251,7 +251,7 @@ private:
     return no_unit;
   }
 
-  template <block_lender<Ex, T, G> Lender, class Supplier>
+  template <block_lender<Ex, T, G> Lender, std::invocable<index_t> Supplier>
   void act(Ex& ex, Lender& lender, Supplier& supplier, nn::pass const& common, std::size_t i) {
     auto const a = list()[i];
     auto const from = [&](layout::action m) { return plan_.peer_of(stage_, m).stage; };
