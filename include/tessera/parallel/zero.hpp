@@ -79,6 +79,8 @@ public:
         counts_(static_cast<std::size_t>(who_.ranks)) {
     index_t end = 0;
     places_.reserve(parts_.size());
+    for (std::size_t u = 0; u < parts_.size(); ++u)
+      if (parts_[u].given.owned) order_.push_back(u);
     stretches_.resize(parts_.size());
     for (std::size_t u = 0; u < parts_.size(); ++u) {
       places_.push_back({end, end + parts_[u].weights.size()});
@@ -209,9 +211,7 @@ public:
   /// order, forward from the first to the last, which stays lent, then backward, each lent with the unit that
   /// comes after it as `next`, and before the one before is done.
   void nothing_to_add(Ex& ex, bool last = true, site where = site::here()) {
-    std::vector<std::size_t> order;
-    for (std::size_t u = 0; u < units(); ++u)
-      if (parts_[u].given.owned) order.push_back(u);
+    auto const& order = order_;
     auto const end = order.size();
     auto const next_of = [&](std::size_t i, bool forward) {
       if (forward && i + 1 < end) return order[i + 1];
@@ -374,6 +374,7 @@ private:
   std::vector<detail::unit_part> parts_;
   tensor<T, 1, memory> weights_;
   std::vector<layout::range> places_; ///< Of each unit in weights_.
+  std::vector<std::size_t> order_;    ///< The units that run.
   std::vector<std::vector<stretch>> stretches_;
   detail::gradient_sums<Comm, Ex, G> gradients_;
   detail::gathered_weights<Comm, Ex, T> gathered_;
