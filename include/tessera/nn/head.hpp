@@ -160,9 +160,13 @@ private:
     options.totals = counts() || s.totals.empty() ? s.totals : all.uncounted;
     options.first_class = first_class_;
     options.classes = config_.vocabulary_size;
-    auto const loss =
-        ops::linear_cross_entropy(ex, gradients, normed, vocabulary_of(lent), detail::flat(s.targets),
-                                  options, activations, group_.statistics_merge(activations));
+    auto const loss_with = [&](auto&& merge) {
+      return ops::linear_cross_entropy(ex, gradients, normed, vocabulary_of(lent), detail::flat(s.targets),
+                                       options, activations, merge);
+    };
+    // A rank that has the whole vocabulary reads its logits once.
+    auto const loss = group_.tensor_ranks() == 1 ? loss_with(ops::whole_vocabulary{})
+                                                 : loss_with(group_.statistics_merge(activations));
     if (counts()) s.loss += {loss.sum, loss.count};
   }
 
