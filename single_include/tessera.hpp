@@ -693,6 +693,10 @@ public:
   arena() = default;
   explicit arena(index_t capacity, memory_account account = {}, site where = site::here())
       : memory_(capacity, account, where) {}
+  /// Pieces that its own `capacity` has no room for stand in `more`, which it borrows: for scratch that
+  /// several arenas share, one at a time.
+  arena(index_t capacity, buffer<Memory> const& more, memory_account account = {}, site where = site::here())
+      : memory_(capacity, account, where), more_(more.data()), more_bytes_(more.bytes()) {}
 
   /// A position to release to.
   struct position {
@@ -713,13 +717,16 @@ public:
     requires std::is_trivially_copyable_v<T> view<T, Rank, Memory> take(extents<Rank> const& sizes,
                                                                         site where = site::here()) {
       auto const count = element_count(sizes, where);
-      // Compared before it is multiplied: a count may be anything up to 2^63 - 1.
-      if (count > left() / static_cast<index_t>(sizeof(T)) || bytes_for<T>(count) > left())
+      auto start = used_;
+      if (start < own_bytes() && !fits<T>(count, own_bytes() - start)) start = own_bytes();
+      if (!fits<T>(count, capacity() - start))
         throw out_of_memory("E-core-011", where, "the activation arena of ", capacity(), " bytes has ",
-                            left(), " left and ", count, " elements of ", sizeof(T),
+                            capacity() - used_, " left and ", count, " elements of ", sizeof(T),
                             " bytes were asked for: its plan and the forward pass disagree");
-      auto* piece = static_cast<char*>(memory_.data()) + used_;
-      used_ += bytes_for<T>(count);
+      auto* piece = start < own_bytes() || more_ == nullptr
+                        ? static_cast<char*>(memory_.data()) + start
+                        : static_cast<char*>(more_) + (start - own_bytes());
+      used_ = start + bytes_for<T>(count);
       if (used_ > peak_) peak_ = used_;
       return {static_cast<T*>(static_cast<void*>(piece)), sizes};
     }
@@ -732,12 +739,20 @@ public:
 
   index_t used() const noexcept { return used_; }
   index_t peak() const noexcept { return peak_; }
-  index_t capacity() const noexcept { return memory_.bytes(); }
+  /// With what it borrows; own_bytes() without.
+  index_t capacity() const noexcept { return memory_.bytes() + more_bytes_; }
+  index_t own_bytes() const noexcept { return memory_.bytes(); }
 
 private:
-  index_t left() const noexcept { return capacity() - used_; }
+  /// Compared before it is multiplied: a count may be anything up to 2^63 - 1.
+  template <class T>
+  static constexpr bool fits(index_t count, index_t room) noexcept {
+    return count <= room / static_cast<index_t>(sizeof(T)) && bytes_for<T>(count) <= room;
+  }
 
   buffer<Memory> memory_;
+  void* more_ = nullptr;
+  index_t more_bytes_ = 0;
   index_t used_ = 0;
   index_t peak_ = 0;
 };
@@ -1053,6 +1068,167 @@ private:
 
 #endif
 
+/// How ranks are laid out over named axes: sizes, coordinates, and the number of a rank among all.
+///
+///     constexpr layout::mesh_shape shape{.pipeline = 2, .data = 2, .tensor = 4};
+///     shape.size();                                         // 16
+///     shape.coordinate(13, layout::axis::tensor);           // 1
+///     shape.rank_of({.pipeline = 1, .data = 1, .tensor = 1}); // 13
+///
+/// Ranks count pipeline, data, expert, context and tensor coordinates, the last one fastest: neighbours along
+/// the tensor axis, which exchange most, are neighbours among the ranks, and a pipeline stage is a stretch of
+/// them.
+#ifndef TESSERA_LAYOUT_MESH_SHAPE_HPP
+#define TESSERA_LAYOUT_MESH_SHAPE_HPP
+
+namespace tessera::inline TESSERA_ABI::layout {
+
+enum class axis : std::uint8_t { data, tensor, pipeline, context, expert };
+
+constexpr char const* name_of(axis which) noexcept {
+  constexpr char const* names[] = {"data", "tensor", "pipeline", "context", "expert"};
+  return names[static_cast<std::size_t>(which)];
+}
+
+/// The axes from slowest to fastest, as ranks count them.
+inline constexpr axis axes_in_order[] = {axis::pipeline, axis::data, axis::expert, axis::context,
+                                         axis::tensor};
+
+/// Some of the axes: `axis::data | axis::context`.
+class axis_set {
+public:
+  constexpr axis_set() = default;
+  constexpr axis_set(axis one) noexcept : bits_(bit_of(one)) {} // NOLINT: meant to be implicit
+
+  constexpr bool has(axis one) const noexcept { return (bits_ & bit_of(one)) != 0; }
+  constexpr bool empty() const noexcept { return bits_ == 0; }
+
+  friend constexpr axis_set operator|(axis_set a, axis_set b) noexcept {
+    a.bits_ = static_cast<std::uint8_t>(a.bits_ | b.bits_);
+    return a;
+  }
+  friend constexpr bool operator==(axis_set, axis_set) = default;
+
+private:
+  static constexpr std::uint8_t bit_of(axis one) noexcept {
+    return static_cast<std::uint8_t>(1u << static_cast<unsigned>(one));
+  }
+  std::uint8_t bits_ = 0;
+};
+
+constexpr axis_set operator|(axis a, axis b) noexcept {
+  return axis_set(a) | axis_set(b);
+}
+
+/// The ranks that see different samples, or different positions of them, with the same dense parameters:
+/// gradients are summed over these.
+inline constexpr axis_set gradient_axes = axis::data | axis::expert | axis::context;
+
+/// "data x context", slowest first.
+inline std::string text_of(axis_set axes) {
+  std::string text;
+  for (auto one : axes_in_order)
+    if (axes.has(one)) text += tessera::text_of(text.empty() ? "" : " x ", name_of(one));
+  return text;
+}
+
+/// A rank's place: one coordinate an axis.
+struct mesh_coordinates {
+  int pipeline = 0;
+  int data = 0;
+  int context = 0;
+  int tensor = 0;
+  int expert = 0;
+
+  constexpr int operator[](axis which) const noexcept {
+    return which == axis::pipeline  ? pipeline
+           : which == axis::data    ? data
+           : which == axis::context ? context
+           : which == axis::tensor  ? tensor
+                                    : expert;
+  }
+  friend constexpr bool operator==(mesh_coordinates const&, mesh_coordinates const&) = default;
+};
+
+struct mesh_shape {
+  int pipeline = 1;
+  int data = 1;
+  int context = 1;
+  int tensor = 1;
+  int expert = 1;
+
+  constexpr int size(axis which) const noexcept {
+    return mesh_coordinates{pipeline, data, context, tensor, expert}[which];
+  }
+  /// The product over the axes of a set.
+  constexpr index_t size(axis_set axes) const noexcept {
+    index_t product = 1;
+    for (auto one : axes_in_order)
+      if (axes.has(one)) product *= size(one);
+    return product;
+  }
+  /// Ranks in all.
+  constexpr index_t size() const noexcept { return size(axis::pipeline | gradient_axes | axis::tensor); }
+
+  /// `rank` is one of [0, size()).
+  constexpr int coordinate(int rank, axis which) const noexcept {
+    int stride = 1;
+    for (int i = 4; axes_in_order[i] != which; --i) stride *= size(axes_in_order[i]);
+    return rank / stride % size(which);
+  }
+  constexpr mesh_coordinates coordinates(int rank) const noexcept {
+    return {coordinate(rank, axis::pipeline), coordinate(rank, axis::data), coordinate(rank, axis::context),
+            coordinate(rank, axis::tensor), coordinate(rank, axis::expert)};
+  }
+  /// The rank at coordinates inside the mesh: `rank_of(coordinates(r)) == r`.
+  constexpr int rank_of(mesh_coordinates const& at) const noexcept {
+    int rank = 0;
+    for (auto one : axes_in_order) rank = rank * size(one) + at[one];
+    return rank;
+  }
+
+  /// Throws config_error where an axis is empty (E-layout-010) or where this is not a mesh of `ranks` ranks
+  /// (E-layout-011).
+  constexpr void validate(int ranks, site where = site::here()) const {
+    index_t product = 1;
+    for (auto one : axes_in_order) {
+      if (size(one) < 1)
+        throw config_error("E-layout-010", where, "the ", name_of(one), " axis has ", size(one),
+                           " ranks; an axis that is not used has 1");
+      if (__builtin_mul_overflow(product, index_t{size(one)}, &product)) product = 0;
+    }
+    if (product == ranks) return;
+    auto const others = data > 0 ? product / data : 0;
+    throw config_error(
+        "E-layout-011", where, text_of(*this), " takes ", product, " ranks, and there are ", ranks, "; ",
+        others > 0 && ranks % others == 0
+            ? tessera::text_of("with data = ", ranks / others, " it fits, or start ", product, " ranks")
+            : tessera::text_of("start ", product, " ranks, or choose sizes whose product is ", ranks));
+  }
+
+  /// "pipeline 2 x data 2 x tensor 4": axes of one rank are left out.
+  friend std::string text_of(mesh_shape const& shape) {
+    std::string text;
+    for (auto one : axes_in_order)
+      if (shape.size(one) != 1)
+        text += tessera::text_of(text.empty() ? "" : " x ", name_of(one), " ", shape.size(one));
+    return text.empty() ? "one rank" : text;
+  }
+  friend constexpr bool operator==(mesh_shape const&, mesh_shape const&) = default;
+};
+
+/// One rank of a mesh: all that arithmetic over a mesh needs to know of where it runs.
+struct mesh_place {
+  mesh_shape shape;
+  int rank = 0;
+
+  constexpr mesh_coordinates coordinates() const noexcept { return shape.coordinates(rank); }
+  friend constexpr bool operator==(mesh_place const&, mesh_place const&) = default;
+};
+
+} // namespace tessera::inline TESSERA_ABI::layout
+
+#endif
 /// Which rank counts an element. Every rank that adds something up over all parameters (the global norm, a
 /// parameter count), or acts once for all (initialisation under ZeRO, writing a checkpoint), asks here and
 /// nowhere else, so that no element is counted twice or forgotten.
@@ -1138,15 +1314,62 @@ constexpr initial_values normal_values(float deviation) noexcept {
   return {0, deviation};
 }
 
+/// What this rank holds of a parameter that the ranks of a tensor-parallel group share. By default: all of
+/// it, and nobody else has it.
+struct parameter_share {
+  int dimension = -1;          ///< The dimension that is cut; -1: none.
+  std::vector<range> pieces{}; ///< The stretches of it that this rank holds, in the order in which it does.
+  int copies = 1;              ///< Consecutive ranks of the group that hold the same elements.
+  /// The copies' gradients are summands, which must be added up (the values are `replicate`); otherwise each
+  /// copy's gradient is the whole one (`invariant`).
+  bool partial = false;
+};
+
+/// A stretch of adjacent elements of this rank's part of a parameter, which is adjacent in the whole as well.
+struct run {
+  range here;           ///< Within this rank's part.
+  index_t in_whole = 0; ///< Its first element's index within the whole parameter.
+};
+
 struct parameter {
   std::string name;
-  std::vector<index_t> shape;
+  std::vector<index_t> shape; ///< Of this rank's part, which is all of it unless `share` says otherwise.
   parameter_kind kind = parameter_kind::matrix;
   initial_values start;
   index_t offset = 0; ///< First element within the unit's block.
-  index_t size = 0;   ///< Elements.
+  index_t size = 0;   ///< Elements of this rank's part.
+  std::vector<index_t> whole_shape{};
+  parameter_share share{};
 
   constexpr range where() const noexcept { return {offset, offset + size}; }
+
+  /// Elements of the whole parameter.
+  constexpr index_t whole_size() const noexcept {
+    index_t count = 1;
+    for (auto extent : whole_shape) count *= extent;
+    return count;
+  }
+
+  /// Where the elements of this rank's part stand in the whole, in order.
+  std::vector<run> runs() const {
+    if (share.dimension < 0) return size == 0 ? std::vector<run>{} : std::vector<run>{{{0, size}, 0}};
+    auto const cut = static_cast<std::size_t>(share.dimension);
+    index_t outer = 1, inner = 1, at = 0;
+    for (std::size_t d = 0; d < cut; ++d) outer *= whole_shape[d];
+    for (auto d = cut + 1; d < whole_shape.size(); ++d) inner *= whole_shape[d];
+    std::vector<run> found;
+    for (index_t o = 0; o < outer; ++o)
+      for (auto const& piece : share.pieces) {
+        auto const length = piece.size() * inner, first = (o * whole_shape[cut] + piece.begin) * inner;
+        auto const joins = !found.empty() && found.back().in_whole + found.back().here.size() == first;
+        if (joins)
+          found.back().here.end += length;
+        else if (length > 0)
+          found.push_back({{at, at + length}, first});
+        at += length;
+      }
+    return found;
+  }
 };
 
 /// A stable number for a name (FNV-1a): the random stream of a parameter does not depend on where it stands.
@@ -1162,29 +1385,34 @@ class parameter_map {
 public:
   static constexpr index_t alignment = 32; // 64 bytes of the smallest storage type
 
-  /// Appends a parameter and returns its number. Throws size_error for an impossible shape, config_error for
-  /// a name that is already there.
-  std::size_t add(std::string name, std::vector<index_t> shape, parameter_kind kind, initial_values start,
-                  site where = site::here()) {
+  /// Appends a parameter of `whole_shape`, or this rank's share of it, and returns its number. Throws
+  /// size_error for an impossible shape or share, config_error for a name that is already there.
+  std::size_t add(std::string name, std::vector<index_t> whole_shape, parameter_kind kind,
+                  initial_values start, parameter_share share = {}, site where = site::here()) {
     for (auto const& known : parameters_)
       if (known.name == name) throw config_error("E-layout-002", where, "two parameters are named ", name);
+    auto const shape = part_of(whole_shape, share, name, where);
     index_t size = 1;
+    for (auto extent : whole_shape) size = element_count<2>({size, extent}, where);
+    size = 1;
     for (auto extent : shape) size = element_count<2>({size, extent}, where);
     if (size > std::numeric_limits<index_t>::max() - alignment - block_size_)
       throw size_error("E-layout-003", where, "the parameter ", name, " of ", size, " elements and the ",
                        block_size_, " before it make a block of more than 2^63 - 1");
-    parameters_.push_back({static_cast<std::string&&>(name), static_cast<std::vector<index_t>&&>(shape), kind,
-                           start, block_size_, size});
+    parameters_.push_back({static_cast<std::string&&>(name), shape, kind, start, block_size_, size,
+                           static_cast<std::vector<index_t>&&>(whole_shape),
+                           static_cast<parameter_share&&>(share)});
     block_size_ += (size + alignment - 1) / alignment * alignment;
     return parameters_.size() - 1;
   }
 
   /// As `add`, but begins where the last parameter ends, without a gap: a row block of a packed matrix that
   /// keeps a name of its own.
-  std::size_t add_joined(std::string name, std::vector<index_t> shape, parameter_kind kind,
-                         initial_values start, site where = site::here()) {
+  std::size_t add_joined(std::string name, std::vector<index_t> whole_shape, parameter_kind kind,
+                         initial_values start, parameter_share share = {}, site where = site::here()) {
     auto const number =
-        add(static_cast<std::string&&>(name), static_cast<std::vector<index_t>&&>(shape), kind, start, where);
+        add(static_cast<std::string&&>(name), static_cast<std::vector<index_t>&&>(whole_shape), kind, start,
+            static_cast<parameter_share&&>(share), where);
     if (number == 0) return number;
     auto& p = parameters_[number];
     p.offset = parameters_[number - 1].where().end;
@@ -1207,6 +1435,27 @@ public:
   }
 
 private:
+  static std::vector<index_t> part_of(std::vector<index_t> const& whole, parameter_share const& share,
+                                      std::string const& name, site where) {
+    auto part = whole;
+    if (share.copies < 1 || share.dimension >= std::ssize(whole))
+      throw size_error("E-layout-004", where, "the parameter ", name, " of ", whole.size(),
+                       " dimensions is cut along dimension ", share.dimension, " and held by ", share.copies,
+                       " ranks; name one of its dimensions, and 1 rank or more");
+    if (share.dimension < 0) return part;
+    auto& extent = part[static_cast<std::size_t>(share.dimension)];
+    auto const all = extent;
+    extent = 0;
+    for (auto const& piece : share.pieces) {
+      if (piece.begin < 0 || piece.end < piece.begin || piece.end > all)
+        throw size_error("E-layout-004", where, "the parameter ", name, " has ", all, " along dimension ",
+                         share.dimension, "; the piece from ", piece.begin, " to ", piece.end,
+                         " does not lie within it");
+      extent += piece.size();
+    }
+    return part;
+  }
+
   std::vector<parameter> parameters_;
   index_t block_size_ = 0;
 };
@@ -1221,32 +1470,693 @@ namespace tessera::inline TESSERA_ABI::layout {
 struct ownership {
   int rank = 0;
   int ranks = 1;
+  /// 0: the ranks' parts are as even as they go. Otherwise a block is cut into this many pieces first, the
+  /// same for any number of ranks, and each rank counts a run of them: what is added up piece by piece can
+  /// then be added up in one order, whoever has which piece.
+  int pieces = 0;
 
   /// The elements of a flat block of `block_size` that `rank` counts. Over all ranks the ranges are disjoint
   /// and cover the block, whether the ranks hold replicas of it or shards: a shard is what its rank owns. A
   /// tied parameter is owned where its block stands; the unit that borrows it owns nothing of it.
   constexpr range of(index_t block_size) const { return of(block_size, rank); }
   constexpr range of(index_t block_size, int other_rank) const {
-    return shard_of(block_size, ranks, other_rank, parameter_map::alignment);
+    if (pieces == 0) return shard_of(block_size, ranks, other_rank, parameter_map::alignment);
+    auto const run = pieces_of(other_rank);
+    auto const border = [&](index_t i) { return i == pieces ? block_size : piece(block_size, i).begin; };
+    return {border(run.begin), border(run.end)};
+  }
+
+  /// Which of the pieces a rank counts, and where one of them stands.
+  constexpr range pieces_of(int other_rank) const { return shard_of(pieces, ranks, other_rank); }
+  constexpr range piece(index_t block_size, index_t number) const {
+    return shard_of(block_size, pieces, number, parameter_map::alignment);
   }
 };
+
+/// Whether rank `tensor_rank` of a tensor-parallel group counts a parameter that it holds: of the ranks that
+/// hold the same elements, the first.
+constexpr bool counts(parameter const& p, int tensor_rank) noexcept {
+  return tensor_rank % p.share.copies == 0;
+}
 
 /// A stretch of one parameter inside a range of its block.
 struct segment {
   parameter const* whole = nullptr;
   range in_block;            ///< Where it stands in the block.
-  index_t first_element = 0; ///< Its first element's index within the parameter.
+  index_t first_element = 0; ///< Its first element's index within the whole parameter, of all ranks.
 };
 
-/// Cuts `part` of a block into the stretches of the parameters it covers; gaps are left out.
+/// Cuts `part` of a block into the stretches of the parameters it covers; gaps are left out. Each stretch is
+/// adjacent in the whole parameter too, whatever this rank's share of that is.
 inline std::vector<segment> segments_of(parameter_map const& map, range part) {
   std::vector<segment> found;
   for (auto const& p : map) {
-    auto const shared = intersection(p.where(), part);
-    if (!shared.empty()) found.push_back({&p, shared, shared.begin - p.offset});
+    if (intersection(p.where(), part).empty()) continue;
+    for (auto const& r : p.runs()) {
+      auto const shared = intersection({p.offset + r.here.begin, p.offset + r.here.end}, part);
+      if (!shared.empty())
+        found.push_back({&p, shared, r.in_whole + (shared.begin - p.offset - r.here.begin)});
+    }
   }
   return found;
 }
+
+/// The stretches of `part` of a block that rank `tensor_rank` of a tensor-parallel group counts, in order.
+inline std::vector<range> counted_ranges(parameter_map const& map, range part, int tensor_rank) {
+  std::vector<range> found;
+  for (auto const& p : map) {
+    auto const shared = intersection(p.where(), part);
+    if (shared.empty() || !counts(p, tensor_rank)) continue;
+    if (!found.empty() && found.back().end == shared.begin)
+      found.back().end = shared.end;
+    else
+      found.push_back(shared);
+  }
+  return found;
+}
+
+} // namespace tessera::inline TESSERA_ABI::layout
+
+#endif
+/// Pipeline schedules as data: for each stage the list of its actions in the order in which it does them.
+/// Nothing here communicates or computes; layout/schedule_simulator.hpp checks a list before it runs, and
+/// parallel/pipeline.hpp runs it.
+///
+///     auto plan = make_schedule(schedule_kind::one_forward_one_backward, {.stages = 4, .micro_batches = 8});
+///     for (auto a : plan.actions[stage]) std::puts(text_of(a).c_str());  // "forward of micro-batch 0", ...
+///
+/// A stage holds `chunks` ranges of the model's units; chunk c of stage s is part c * stages + s of the
+/// model, so that a micro-batch goes round the stages once for each chunk.
+///
+/// Whatever the schedule, the micro-batches of a part are worked on in ascending order, so that gradients are
+/// added in the same order and have the same bits under all schedules.
+///
+/// Sources: GPipe (arXiv:1811.06965); 1F1B and its interleaved form (arXiv:2104.04473); ZB-H1
+/// (arXiv:2401.10241).
+#ifndef TESSERA_LAYOUT_SCHEDULE_HPP
+#define TESSERA_LAYOUT_SCHEDULE_HPP
+
+#include <cstdint>
+#include <vector>
+
+namespace tessera::inline TESSERA_ABI::layout {
+
+enum class action_kind : std::uint8_t {
+  forward,
+  backward,         ///< Gradients of the input and of the weights.
+  backward_input,   ///< The first half of `backward`: what the stage before waits for.
+  backward_weights, ///< The second half, which nobody waits for.
+  send_activation,  ///< To the next part of the model.
+  receive_activation,
+  send_gradient, ///< To the part before.
+  receive_gradient
+};
+inline constexpr int action_kinds = 8;
+
+constexpr char const* name_of(action_kind kind) noexcept {
+  constexpr char const* names[] = {"forward",          "backward",        "backward_input",
+                                   "backward_weights", "send_activation", "receive_activation",
+                                   "send_gradient",    "receive_gradient"};
+  return names[static_cast<int>(kind)];
+}
+
+/// Computes, rather than sends or receives.
+constexpr bool computes(action_kind kind) noexcept {
+  return kind <= action_kind::backward_weights;
+}
+constexpr bool sends(action_kind kind) noexcept {
+  return kind == action_kind::send_activation || kind == action_kind::send_gradient;
+}
+constexpr bool receives(action_kind kind) noexcept {
+  return kind == action_kind::receive_activation || kind == action_kind::receive_gradient;
+}
+
+struct action {
+  action_kind kind = action_kind::forward;
+  int micro_batch = 0;
+  int chunk = 0; ///< Of the stage that does it, for messages too.
+
+  friend constexpr bool operator==(action const&, action const&) = default;
+};
+
+inline std::string text_of(action a) {
+  return tessera::text_of(name_of(a.kind), " of micro-batch ", a.micro_batch, " in chunk ", a.chunk);
+}
+
+enum class schedule_kind : std::uint8_t {
+  /// All forwards, then all backwards: keeps every micro-batch's activations at once.
+  gpipe,
+  /// Backwards begin as soon as they can: stage s of p keeps at most p - s micro-batches.
+  one_forward_one_backward,
+  /// Several chunks a stage: the idle time is divided by their number, messages are multiplied by it.
+  interleaved_one_forward_one_backward,
+  /// ZB-H1: 1F1B with each backward split, its weight half moved to where the stage would be idle. Every
+  /// stage keeps what the first stage of 1F1B does.
+  zero_bubble
+};
+
+constexpr char const* name_of(schedule_kind kind) noexcept {
+  constexpr char const* names[] = {"gpipe", "one_forward_one_backward",
+                                   "interleaved_one_forward_one_backward", "zero_bubble"};
+  return names[static_cast<int>(kind)];
+}
+
+struct schedule_shape {
+  int stages = 1;
+  int micro_batches = 1; ///< May be fewer than stages.
+  int chunks = 1;        ///< Parts of the model on each stage.
+};
+
+/// Where a message comes from or goes to.
+struct schedule_peer {
+  int stage = 0;
+  int chunk = 0; ///< Of that stage.
+};
+
+struct schedule {
+  schedule_shape shape;
+  std::vector<std::vector<action>> actions; ///< One list a stage.
+
+  constexpr int parts() const noexcept { return shape.stages * shape.chunks; }
+  constexpr int part_of(int stage, int chunk) const noexcept { return chunk * shape.stages + stage; }
+
+  /// Whether the part exchanges activations (and, the other way, gradients) with the part before, or after
+  /// it. On a single stage parts hand over to each other without messages.
+  constexpr bool has_before(int stage, int chunk) const noexcept {
+    return shape.stages > 1 && part_of(stage, chunk) > 0;
+  }
+  constexpr bool has_after(int stage, int chunk) const noexcept {
+    return shape.stages > 1 && part_of(stage, chunk) + 1 < parts();
+  }
+
+  /// The other end of message `a` of `stage`.
+  constexpr schedule_peer peer_of(int stage, action a) const noexcept {
+    bool const after = a.kind == action_kind::send_activation || a.kind == action_kind::receive_gradient;
+    auto const part = part_of(stage, a.chunk) + (after ? 1 : -1);
+    return {part % shape.stages, part / shape.stages};
+  }
+};
+
+namespace detail {
+
+/// The n-th of the (micro-batch, chunk) pairs in the order of their forwards: groups of `stages`
+/// micro-batches go through a stage's chunks one chunk after another. The backwards take the chunks from the
+/// last to the first.
+constexpr action in_order(schedule_shape shape, int n, bool backwards) noexcept {
+  auto const group = shape.stages * shape.chunks;
+  auto const chunk = n % group / shape.stages;
+  return {backwards ? action_kind::backward : action_kind::forward,
+          n / group * shape.stages + n % shape.stages, backwards ? shape.chunks - 1 - chunk : chunk};
+}
+
+/// How many forwards stage `stage` is ahead of its backwards. Enough for the first backward to be there when
+/// the stage wants it: a forward of each later stage and a backward back again, one pair in two steps; with
+/// chunks, after all but the last chunk of the first group.
+constexpr int forwards_ahead(schedule_kind kind, schedule_shape shape, int stage, int all) noexcept {
+  auto const later = shape.stages - 1 - stage;
+  auto const ahead = kind == schedule_kind::gpipe ? all - 1
+                     : kind == schedule_kind::interleaved_one_forward_one_backward
+                         ? 2 * later + (shape.chunks - 1) * shape.stages
+                         : later;
+  return ahead < all - 1 ? ahead : all - 1;
+}
+
+/// Appends a computation with the messages that belong to it. Micro-batches that only fill the last group of
+/// an interleaved schedule are left out: a list without them has no wait that the list with them had not.
+inline void append_with_messages(schedule& plan, int stage, action a) {
+  if (a.micro_batch >= plan.shape.micro_batches) return;
+  auto& list = plan.actions[static_cast<std::size_t>(stage)];
+  auto const message = [&](bool wanted, action_kind kind) {
+    if (wanted) list.push_back({kind, a.micro_batch, a.chunk});
+  };
+  bool const forward = a.kind == action_kind::forward, weights = a.kind == action_kind::backward_weights;
+  bool const before = plan.has_before(stage, a.chunk), after = plan.has_after(stage, a.chunk);
+  message(forward && before, action_kind::receive_activation);
+  message(!forward && !weights && after, action_kind::receive_gradient);
+  list.push_back(a);
+  message(forward && after, action_kind::send_activation);
+  message(!forward && !weights && before, action_kind::send_gradient);
+}
+
+} // namespace detail
+
+/// The one generator. All schedules are a row of forwards and a row of backwards, the second some places
+/// behind the first; how many places, and whether the weights' half of a backward comes later still, is what
+/// tells them apart.
+/// Throws config_error for counts below 1, and for chunks where `kind` has none or too few.
+inline schedule make_schedule(schedule_kind kind, schedule_shape shape, site where = site::here()) {
+  if (shape.stages < 1 || shape.micro_batches < 1 || shape.chunks < 1)
+    throw config_error("E-layout-040", where, "a schedule of ", shape.stages, " stages, ",
+                       shape.micro_batches, " micro-batches and ", shape.chunks,
+                       " chunks a stage: each needs 1 or more");
+  bool const interleaved = kind == schedule_kind::interleaved_one_forward_one_backward;
+  if (interleaved != (shape.chunks > 1))
+    throw config_error("E-layout-041", where, name_of(kind), " with ", shape.chunks, " chunks a stage: ",
+                       interleaved ? "it needs 2 or more, or take one_forward_one_backward"
+                                   : "only interleaved_one_forward_one_backward has more than 1");
+
+  schedule plan{shape, std::vector<std::vector<action>>(static_cast<std::size_t>(shape.stages))};
+  auto const groups = (shape.micro_batches + shape.stages - 1) / shape.stages;
+  auto const all = interleaved ? groups * shape.stages * shape.chunks : shape.micro_batches;
+  for (int stage = 0; stage < shape.stages; ++stage) {
+    auto const ahead = detail::forwards_ahead(kind, shape, stage, all);
+    auto const halves = kind == schedule_kind::zero_bubble;
+    auto const append = [&](int n, bool backwards, action_kind as) {
+      if (n < 0 || n >= all) return;
+      auto a = detail::in_order(shape, n, backwards);
+      a.kind = as;
+      detail::append_with_messages(plan, stage, a);
+    };
+    // A later stage begins later and keeps fewer micro-batches: its weights' halves may wait longer.
+    for (int n = 0; n < all + ahead + (halves ? stage : 0); ++n) {
+      append(n, false, action_kind::forward);
+      append(n - ahead, true, halves ? action_kind::backward_input : action_kind::backward);
+      if (halves) append(n - ahead - stage, true, action_kind::backward_weights);
+    }
+  }
+  return plan;
+}
+
+} // namespace tessera::inline TESSERA_ABI::layout
+
+#endif
+/// Checks a pipeline schedule before it runs, and says when each action would happen.
+///
+///     auto plan = make_schedule(schedule_kind::zero_bubble, {.stages = 4, .micro_batches = 8});
+///     auto run = simulate(plan, schedule_durations{.forward = 1, .backward_input = 1, .backward_weights =
+///     1}); run.bubble_share();  run.most_live(stage);  run.stages[stage][i].begin;
+///
+/// Messages are as the runner's: a stage goes on after a send, as long as no more than `in_flight` of its
+/// messages of that kind to that stage are not yet received; a receive waits for its message. A list that
+/// passes here therefore ends when it runs.
+///
+/// Cost: one pass over the actions for each round of waiting, O(actions * stages) at worst; nothing runs.
+#ifndef TESSERA_LAYOUT_SCHEDULE_SIMULATOR_HPP
+#define TESSERA_LAYOUT_SCHEDULE_SIMULATOR_HPP
+
+#include <concepts>
+
+namespace tessera::inline TESSERA_ABI::layout {
+
+/// How long actions take, in any unit. A whole backward takes both halves.
+struct schedule_durations {
+  double forward = 1;
+  double backward_input = 1;
+  double backward_weights = 1;
+  double message = 0; ///< From a send until its receive can end.
+
+  constexpr double operator()(int, action a) const noexcept {
+    switch (a.kind) {
+    case action_kind::forward:
+      return forward;
+    case action_kind::backward:
+      return backward_input + backward_weights;
+    case action_kind::backward_input:
+      return backward_input;
+    case action_kind::backward_weights:
+      return backward_weights;
+    default:
+      return sends(a.kind) ? message : 0;
+    }
+  }
+};
+
+/// duration(stage, action); of a send it is the time that the message travels, of a receive it is not asked.
+template <class F>
+concept action_durations = std::invocable<F const&, int, action> &&
+                           std::convertible_to < std::invoke_result_t<F const&, int, action>,
+double > ;
+
+struct timed_action {
+  action what;
+  double begin = 0;
+  double end = 0;
+};
+
+/// When the actions of each stage happen, by simulation or as measured (parallel/pipeline.hpp).
+struct schedule_timeline {
+  std::vector<std::vector<timed_action>> stages;
+
+  /// From the first action's begin to the last one's end.
+  double length() const noexcept { return last() - first(); }
+  double first() const noexcept {
+    double time = 0;
+    bool seen = false;
+    for (auto const& actions : stages)
+      for (auto const& a : actions)
+        if (!seen || a.begin < time) time = a.begin, seen = true;
+    return time;
+  }
+  double last() const noexcept {
+    double time = 0;
+    bool seen = false;
+    for (auto const& actions : stages)
+      for (auto const& a : actions)
+        if (!seen || a.end > time) time = a.end, seen = true;
+    return time;
+  }
+
+  /// Time that the stage computes.
+  double busy(int stage) const {
+    double time = 0;
+    for (auto const& a : stages[static_cast<std::size_t>(stage)])
+      if (computes(a.what.kind)) time += a.end - a.begin;
+    return time;
+  }
+
+  /// The share of all stages' time in which they do not compute: (p - 1) / (m + p - 1) for GPipe and 1F1B.
+  double bubble_share() const {
+    auto const all = length() * static_cast<double>(stages.size());
+    if (!(all > 0)) return 0;
+    double idle = all;
+    for (int stage = 0; static_cast<std::size_t>(stage) < stages.size(); ++stage) idle -= busy(stage);
+    return idle / all;
+  }
+
+  /// The most micro-batches (with chunks: pairs of micro-batch and chunk) that a stage holds at once, from
+  /// their forward until their backward's last half.
+  int most_live(int stage) const {
+    int live = 0, most = 0;
+    for (auto const& a : stages[static_cast<std::size_t>(stage)]) {
+      if (a.what.kind == action_kind::forward && ++live > most) most = live;
+      if (a.what.kind == action_kind::backward || a.what.kind == action_kind::backward_weights) --live;
+    }
+    return most;
+  }
+};
+
+struct simulation_options {
+  /// Messages of one kind from one stage to another that may be sent and not received; 0 for any number.
+  int in_flight = 2;
+};
+
+namespace detail {
+
+/// How often a schedule has an action, by kind, micro-batch and chunk.
+class action_counts {
+public:
+  action_counts(schedule const& plan, int stage, site where) : plan_(plan), stage_(stage) {
+    auto const shape = plan.shape;
+    places_.resize(static_cast<std::size_t>(action_kinds) * static_cast<std::size_t>(shape.micro_batches) *
+                       static_cast<std::size_t>(shape.chunks),
+                   none);
+    auto const& list = plan.actions[static_cast<std::size_t>(stage)];
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      auto const a = list[i];
+      if (a.micro_batch < 0 || a.micro_batch >= shape.micro_batches || a.chunk < 0 || a.chunk >= shape.chunks)
+        throw config_error("E-layout-042", where, "stage ", stage, " has a ", text_of(a), "; there are ",
+                           shape.micro_batches, " micro-batches and ", shape.chunks, " chunks");
+      auto& place = places_[index(a)];
+      if (place != none)
+        throw config_error("E-layout-043", where, "stage ", stage, " does the ", text_of(a), " twice");
+      place = static_cast<std::ptrdiff_t>(i);
+    }
+  }
+
+  bool has(action a) const { return places_[index(a)] != none; }
+  std::ptrdiff_t place(action a) const { return places_[index(a)]; }
+
+  void require(action a, bool wanted, site where) const {
+    if (has(a) == wanted) return;
+    if (wanted) throw config_error("E-layout-043", where, "stage ", stage_, " lacks the ", text_of(a));
+    throw config_error("E-layout-042", where, "stage ", stage_, " has a ", text_of(a),
+                       ", which nobody is the other end of, or which its other actions do already");
+  }
+  void require_order(action first, action second, site where) const {
+    if (has(first) && has(second) && place(first) > place(second))
+      throw config_error("E-layout-044", where, "stage ", stage_, " does the ", text_of(second),
+                         " before the ", text_of(first));
+  }
+
+private:
+  static constexpr std::ptrdiff_t none = -1;
+  std::size_t index(action a) const noexcept {
+    auto const shape = plan_.shape;
+    return (static_cast<std::size_t>(a.kind) * static_cast<std::size_t>(shape.chunks) +
+            static_cast<std::size_t>(a.chunk)) *
+               static_cast<std::size_t>(shape.micro_batches) +
+           static_cast<std::size_t>(a.micro_batch);
+  }
+
+  schedule const& plan_;
+  int stage_;
+  std::vector<std::ptrdiff_t> places_;
+};
+
+/// What one micro-batch needs in one chunk, and in which order.
+inline void check_part(schedule const& plan, action_counts const& found, int stage, int micro_batch,
+                       int chunk, site where) {
+  using enum action_kind;
+  auto const of = [&](action_kind kind) { return action{kind, micro_batch, chunk}; };
+  bool const before = plan.has_before(stage, chunk), after = plan.has_after(stage, chunk);
+  bool const halves = found.has(of(backward_input)) || found.has(of(backward_weights));
+  found.require(of(forward), true, where);
+  found.require(of(backward), !halves, where);
+  found.require(of(backward_input), halves, where);
+  found.require(of(backward_weights), halves, where);
+  found.require(of(receive_activation), before, where);
+  found.require(of(send_gradient), before, where);
+  found.require(of(send_activation), after, where);
+  found.require(of(receive_gradient), after, where);
+
+  auto const first_half = of(halves ? backward_input : backward);
+  found.require_order(of(receive_activation), of(forward), where);
+  found.require_order(of(forward), of(send_activation), where);
+  found.require_order(of(forward), of(receive_gradient), where);
+  found.require_order(of(forward), first_half, where);
+  found.require_order(of(receive_gradient), first_half, where);
+  found.require_order(first_half, of(send_gradient), where);
+  found.require_order(first_half, of(backward_weights), where);
+  if (plan.shape.stages == 1 && chunk > 0) { // no message says so
+    found.require_order({forward, micro_batch, chunk - 1}, of(forward), where);
+    for (auto kind : {backward, backward_input})
+      for (auto later : {backward, backward_input})
+        found.require_order({later, micro_batch, chunk}, {kind, micro_batch, chunk - 1}, where);
+  }
+  if (micro_batch > 0)
+    for (int kind = 0; kind < action_kinds; ++kind) {
+      auto const a = of(static_cast<action_kind>(kind));
+      found.require_order({a.kind, micro_batch - 1, chunk}, a, where);
+    }
+}
+
+/// Runs the lists of a complete schedule with a clock.
+template <action_durations Durations>
+class schedule_clock {
+public:
+  schedule_clock(schedule const& plan, Durations const& durations, int in_flight)
+      : plan_(plan), durations_(durations), in_flight_(in_flight), stages_(plan.actions.size()),
+        channels_(2 * stages_ * stages_), next_(stages_), time_(stages_) {
+    timeline_.stages.resize(stages_);
+  }
+
+  schedule_timeline run(site where) {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (std::size_t stage = 0; stage < stages_; ++stage)
+        while (next_[stage] < plan_.actions[stage].size() && step(stage, where)) moved = true;
+    }
+    std::string waits;
+    for (std::size_t stage = 0; stage < stages_; ++stage)
+      if (auto const at = next_[stage]; at < plan_.actions[stage].size()) {
+        auto const a = plan_.actions[stage][at];
+        waits += tessera::text_of(waits.empty() ? "" : ", ", "stage ", stage, " in its ", text_of(a),
+                                  sends(a.kind) ? " to" : " from", " stage ", peer(stage, a).stage);
+      }
+    if (!waits.empty()) throw config_error("E-layout-045", where, "stages wait for each other: ", waits);
+    return static_cast<schedule_timeline&&>(timeline_);
+  }
+
+private:
+  struct message {
+    action as_received;
+    double arrives = 0;
+  };
+  /// The messages of one kind from one stage to another, in order.
+  struct channel {
+    std::vector<message> sent;
+    std::vector<double> received;
+  };
+
+  schedule_peer peer(std::size_t stage, action a) const noexcept {
+    return plan_.peer_of(narrow<int>(stage), a);
+  }
+  channel& between(std::size_t from, std::size_t to, bool gradient) noexcept {
+    return channels_[(from * stages_ + to) * 2 + (gradient ? 1 : 0)];
+  }
+
+  /// Does the stage's next action; false while it has to wait.
+  bool step(std::size_t stage, site where) {
+    auto const a = plan_.actions[stage][next_[stage]];
+    auto const begin = time_[stage];
+    auto end = begin;
+    if (computes(a.kind)) {
+      end += durations_(narrow<int>(stage), a);
+    } else if (sends(a.kind)) {
+      bool const gradient = a.kind == action_kind::send_gradient;
+      auto const to = peer(stage, a);
+      auto& c = between(stage, static_cast<std::size_t>(to.stage), gradient);
+      if (in_flight_ > 0 && c.sent.size() >= static_cast<std::size_t>(in_flight_)) {
+        auto const earlier = c.sent.size() - static_cast<std::size_t>(in_flight_);
+        if (earlier >= c.received.size()) return false;
+        if (c.received[earlier] > end) end = c.received[earlier];
+      }
+      auto const kind = gradient ? action_kind::receive_gradient : action_kind::receive_activation;
+      c.sent.push_back({{kind, a.micro_batch, to.chunk}, end + durations_(narrow<int>(stage), a)});
+    } else {
+      auto const from = static_cast<std::size_t>(peer(stage, a).stage);
+      auto& c = between(from, stage, a.kind == action_kind::receive_gradient);
+      if (c.received.size() == c.sent.size()) return false;
+      auto const& m = c.sent[c.received.size()];
+      if (!(m.as_received == a))
+        throw config_error("E-layout-044", where, "stage ", stage, " waits for the ", text_of(a),
+                           " from stage ", from, ", which sends that of micro-batch ",
+                           m.as_received.micro_batch, " in chunk ", m.as_received.chunk, " first");
+      if (m.arrives > end) end = m.arrives;
+      c.received.push_back(end);
+    }
+    timeline_.stages[stage].push_back({a, begin, end});
+    time_[stage] = end;
+    ++next_[stage];
+    return true;
+  }
+
+  schedule const& plan_;
+  Durations const& durations_;
+  int in_flight_;
+  std::size_t stages_;
+  std::vector<channel> channels_;
+  std::vector<std::size_t> next_;
+  std::vector<double> time_;
+  schedule_timeline timeline_;
+};
+
+} // namespace detail
+
+/// The timeline of `plan`. Throws config_error where the plan is not one: an action that is unknown
+/// (E-layout-042), missing or done twice (E-layout-043), out of order (E-layout-044); or where stages would
+/// wait for each other for ever (E-layout-045), naming each and what it waits for.
+template <action_durations Durations = schedule_durations>
+schedule_timeline simulate(schedule const& plan, Durations const& durations = {},
+                           simulation_options options = {}, site where = site::here()) {
+  auto const shape = plan.shape;
+  if (shape.stages < 1 || shape.micro_batches < 1 || shape.chunks < 1 ||
+      plan.actions.size() != static_cast<std::size_t>(shape.stages))
+    throw config_error("E-layout-040", where, "a schedule of ", shape.stages, " stages, ",
+                       shape.micro_batches, " micro-batches and ", shape.chunks, " chunks a stage with ",
+                       plan.actions.size(), " lists of actions: each needs 1 or more, and each stage a list");
+  for (int stage = 0; stage < shape.stages; ++stage) {
+    detail::action_counts const found(plan, stage, where);
+    for (int chunk = 0; chunk < shape.chunks; ++chunk)
+      for (int m = 0; m < shape.micro_batches; ++m) detail::check_part(plan, found, stage, m, chunk, where);
+  }
+  return detail::schedule_clock<Durations>(plan, durations, options.in_flight).run(where);
+}
+
+} // namespace tessera::inline TESSERA_ABI::layout
+
+#endif
+/// Which positions of a sequence each rank of a context-parallel group holds, and what causal attention
+/// leaves to do between two of them. Arithmetic only.
+///
+///     layout::sequence_shards shards{.length = 8192, .ranks = 4};        // zig-zag
+///     auto mine = shards.positions(rank);            // two ranges, the earlier one first
+///     auto rows = shards.local_length(rank);         // local row t is position mine.at(t)
+///     shards.causal_pairs(rank);                     // pairs of a query and a key that it sees
+///
+/// contiguous: rank r of n holds part r of n. Causal work then grows with the rank: the last of n ranks has
+/// 2 - 1/n times the mean. zigzag: the sequence is cut into 2 n chunks and rank r holds chunks r and
+/// 2 n - 1 - r, so that an early chunk and a late one make up for each other: with equal chunks all ranks
+/// have exactly the same work. Chunks are those of `shard_of`: lengths differ by one at most, so local
+/// lengths differ by two at most, and where a sequence is shorter than its number of chunks some are empty.
+///
+/// (The zig-zag assignment is what public long-context trainers use with ring attention: Liu, Zaharia and
+/// Abbeel, "Ring attention with blockwise transformers", 2023.)
+#ifndef TESSERA_LAYOUT_SEQUENCE_SHARDS_HPP
+#define TESSERA_LAYOUT_SEQUENCE_SHARDS_HPP
+
+namespace tessera::inline TESSERA_ABI::layout {
+
+enum class sequence_assignment : std::uint8_t { contiguous, zigzag };
+
+constexpr char const* name_of(sequence_assignment how) noexcept {
+  return how == sequence_assignment::zigzag ? "zigzag" : "contiguous";
+}
+
+/// One rank's positions, in order: local rows 0 .. first.size() - 1 are those of `first`, the rows after
+/// them those of `second`.
+struct sequence_positions {
+  range first;
+  range second;
+
+  constexpr index_t size() const noexcept { return first.size() + second.size(); }
+  /// The position of local row t.
+  constexpr index_t at(index_t t) const noexcept {
+    return t < first.size() ? first.begin + t : second.begin + (t - first.size());
+  }
+  friend constexpr bool operator==(sequence_positions const&, sequence_positions const&) = default;
+};
+
+/// What one rank's queries have to do with another's keys, in local rows: every query of `queries` sees every
+/// key of `keys`, or with `causal` (the two ranks are one) query t sees keys 0 .. t. Nothing else is seen.
+struct sequence_block {
+  range queries;
+  range keys;
+  bool causal = false;
+
+  constexpr bool empty() const noexcept { return queries.empty() || keys.empty(); }
+  friend constexpr bool operator==(sequence_block const&, sequence_block const&) = default;
+};
+
+/// How a sequence is laid over ranks. Postcondition: the ranks' positions are disjoint and cover [0, length);
+/// each rank's are in order.
+struct sequence_shards {
+  index_t length = 0;
+  int ranks = 1;
+  sequence_assignment assignment = sequence_assignment::zigzag;
+
+  /// Throws size_error (E-layout-001) for a rank or a length that cannot be.
+  constexpr sequence_positions positions(int rank, site where = site::here()) const {
+    if (assignment == sequence_assignment::contiguous) {
+      auto const part = shard_of(length, ranks, rank, 1, where);
+      return {part, {part.end, part.end}};
+    }
+    auto const chunks = 2 * index_t{ranks};
+    (void)shard_of(length, ranks, rank, 1, where); // is there such a rank
+    return {shard_of(length, chunks, rank, 1, where), shard_of(length, chunks, chunks - 1 - rank, 1, where)};
+  }
+
+  constexpr index_t local_length(int rank, site where = site::here()) const {
+    return positions(rank, where).size();
+  }
+
+  /// The largest local length: what a buffer must hold that any rank's rows pass through.
+  constexpr index_t longest(site where = site::here()) const {
+    index_t most = 0;
+    for (int r = 0; r < ranks; ++r)
+      if (auto const mine = local_length(r, where); mine > most) most = mine;
+    return most;
+  }
+
+  /// What attention leaves to do between the queries of one rank and the keys of another. Chunks are ordered
+  /// by position, so between two ranks each chunk of queries sees a chunk of keys whole or not at all: an
+  /// earlier rank's first chunk is seen by all queries here, and a later rank's keys by the second chunk.
+  constexpr sequence_block block(int query_rank, int key_rank, bool causal, site where = site::here()) const {
+    auto const queries = positions(query_rank, where), keys = positions(key_rank, where);
+    range const all_queries{0, queries.size()}, all_keys{0, keys.size()};
+    if (!causal || query_rank == key_rank) return {all_queries, all_keys, causal};
+    if (key_rank < query_rank) return {all_queries, {0, keys.first.size()}, false};
+    return {{queries.first.size(), queries.size()}, all_keys, false};
+  }
+
+  /// Pairs of a query of this rank and a key, at or before it, of any rank.
+  constexpr index_t causal_pairs(int rank, site where = site::here()) const {
+    auto const mine = positions(rank, where);
+    constexpr auto below = [](index_t end) { return end * (end + 1) / 2; };
+    return below(mine.first.end) - below(mine.first.begin) + below(mine.second.end) -
+           below(mine.second.begin);
+  }
+};
 
 } // namespace tessera::inline TESSERA_ABI::layout
 
@@ -1302,6 +2212,17 @@ inline void require_same_count(std::size_t to, std::size_t from, site where) {
                      "; both must be the same");
 }
 
+/// Both have the same rows, each without gaps.
+template <class T, class U, memory_space Memory>
+void require_rows(view<T, 2, Memory> to, view<U, 2, Memory> from, site where) {
+  if (to.extents() != from.extents())
+    throw size_error("E-exec-110", where, "a copy of rows ", text_of(from.extents()), " into ",
+                     text_of(to.extents()), "; both must be the same");
+  if (to.extent(1) > 1 && (to.stride(1) != 1 || from.stride(1) != 1))
+    throw size_error("E-exec-111", where, "a copy of rows whose elements are ", from.stride(1), " apart, into ",
+                     to.stride(1), "; both must be 1");
+}
+
 } // namespace detail
 
 /// Copies all elements; the two do not overlap. Throws size_error where the counts differ (E-exec-105).
@@ -1317,6 +2238,18 @@ template <host_space Ex, class T, class U, int Rank, memory_space To, memory_spa
   requires(To::host_accessible&& From::host_accessible&& std::same_as<T, std::remove_const_t<U>>)
 void copy(Ex& ex, view<T, Rank, To> to, view<U, Rank, From> from, site where = site::here()) {
   copy(ex, to.span(where), std::span<T const>(from.span(where)), where);
+}
+
+/// The rows of one matrix into those of another, whatever stands between them in either. Rows are without
+/// gaps. Throws size_error where extents differ (E-exec-110) or rows have gaps (E-exec-111).
+template <host_space Ex, class T, class U, memory_space Memory>
+  requires(Memory::host_accessible&& std::same_as<T, std::remove_const_t<U>>)
+void copy_rows(Ex&, view<T, 2, Memory> to, view<U, 2, Memory> from, site where = site::here()) {
+  detail::require_rows(to, from, where);
+  auto const bytes = static_cast<std::size_t>(to.extent(1)) * sizeof(T);
+  if (bytes == 0) return;
+  for (index_t row = 0; row < to.extent(0); ++row)
+    std::memcpy(to.address(row, 0), from.address(row, 0), bytes);
 }
 
 /// Sets all elements to zero.
@@ -1902,6 +2835,21 @@ void copy(Ex& ex, view<T, Rank, To> to, view<U, Rank, From> from, site where = s
   detail::require_same_count(target.size(), source.size(), where);
   detail::copy_bytes(ex, target.data(), source.data(), source.size_bytes(),
                      std::same_as<To, host_memory> || std::same_as<From, host_memory>, where);
+}
+
+/// Rows of a matrix in device memory into those of another.
+template <cuda_space Ex, class T, class U>
+  requires std::same_as<T, std::remove_const_t<U>>
+void copy_rows(Ex& ex, view<T, 2, cuda_memory> to, view<U, 2, cuda_memory> from, site where = site::here()) {
+  detail::require_rows(to, from, where);
+  if (to.empty()) return;
+  auto const bytes_of = [](index_t elements) { return static_cast<std::size_t>(elements) * sizeof(T); };
+  // A single row has no pitch, and CUDA wants one that is not less than the row.
+  auto const one = to.extent(0) == 1;
+  cuda_check(cudaMemcpy2DAsync(to.data(), bytes_of(one ? to.extent(1) : to.stride(0)), from.data(),
+                               bytes_of(one ? to.extent(1) : from.stride(0)), bytes_of(to.extent(1)),
+                               static_cast<std::size_t>(to.extent(0)), cudaMemcpyDeviceToDevice, ex.stream()),
+             "cudaMemcpy2DAsync", where);
 }
 
 template <cuda_space Ex, class T>
@@ -3456,6 +4404,124 @@ struct cast_on<exec::host_backend> {
 #endif
 
 #endif
+/// Copies and sums of arrays of rows that lie anywhere: four extents, the last of them a row of adjacent
+/// elements, the others at any stride (slices of a packed tensor, some heads, some tokens). Storage is
+/// converted on the way, rounded once. What messages are packed with, and what partial gradients are added
+/// up by.
+///
+///     ops::copy_rows(ex, packed, k.slice(2, 0, heads));    // [B, T, H, D]
+///     ops::add_rows(ex, sum, part);                        // sum, in fp32, += part
+///
+/// The two arrays do not overlap. Cost: one read and one write an element (add_rows two reads).
+#ifndef TESSERA_OPS_COPY_ROWS_HPP
+#define TESSERA_OPS_COPY_ROWS_HPP
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+/// One implementation a backend: `run<Adds>(ex, out, in)`.
+template <class Backend>
+struct copy_rows_on;
+
+/// out = in. Throws size_error where extents differ or rows have gaps.
+template <exec::space Ex, storage_scalar To, class From>
+  requires storage_scalar<std::remove_const_t<From>>
+void copy_rows(Ex& ex, view<To, 4, typename Ex::memory> out, view<From, 4, typename Ex::memory> in,
+               site where = site::here()) {
+  require_dense_rows("copy_rows", "out", out, where);
+  require_rows("copy_rows", "in", in, out.extents(), where);
+  copy_rows_on<typename Ex::backend>::template run<false>(
+      ex, out, view<std::remove_const_t<From> const, 4, typename Ex::memory>(in));
+}
+
+/// sum += in, in fp32.
+template <exec::space Ex, class From>
+  requires storage_scalar<std::remove_const_t<From>>
+void add_rows(Ex& ex, view<float, 4, typename Ex::memory> sum, view<From, 4, typename Ex::memory> in,
+              site where = site::here()) {
+  require_dense_rows("add_rows", "sum", sum, where);
+  require_rows("add_rows", "in", in, sum.extents(), where);
+  copy_rows_on<typename Ex::backend>::template run<true>(
+      ex, sum, view<std::remove_const_t<From> const, 4, typename Ex::memory>(in));
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+/// copy_rows and add_rows on the host: one vectorised pass over each row.
+#ifndef TESSERA_OPS_HOST_COPY_ROWS_HPP
+#define TESSERA_OPS_HOST_COPY_ROWS_HPP
+
+#include <cstring>
+
+/// Where the rows of two arrays with four extents stand, row by row, for backends that walk both at once.
+#ifndef TESSERA_OPS_DETAIL_ROW_PLACES_HPP
+#define TESSERA_OPS_DETAIL_ROW_PLACES_HPP
+
+namespace tessera::inline TESSERA_ABI::ops::detail {
+
+/// `rows` rows of `width` elements. Neighbouring heads whose rows are adjacent in both arrays are one row.
+template <class To, class From>
+struct row_places {
+  To* to;
+  From* from;
+  index_t rows, width, tokens, heads;
+  index_t to_stride[3], from_stride[3];
+
+  template <memory_space M>
+  row_places(view<To, 4, M> out, view<From, 4, M> in)
+      : to(out.data()), from(in.data()), rows(out.extent(0) * out.extent(1) * out.extent(2)),
+        width(out.extent(3)), tokens(out.extent(1)), heads(out.extent(2)) {
+    for (int d = 0; d < 3; ++d) to_stride[d] = out.stride(d), from_stride[d] = in.stride(d);
+    if (heads > 1 && to_stride[2] == width && from_stride[2] == width) {
+      rows /= heads;
+      width *= heads;
+      heads = 1;
+    }
+  }
+
+  TESSERA_HOST_DEVICE To* to_row(index_t row) const noexcept { return to + offset(row, to_stride); }
+  TESSERA_HOST_DEVICE From* from_row(index_t row) const noexcept { return from + offset(row, from_stride); }
+
+private:
+  TESSERA_HOST_DEVICE index_t offset(index_t row, index_t const (&stride)[3]) const noexcept {
+    auto const token = row / heads;
+    return token / tokens * stride[0] + token % tokens * stride[1] + row % heads * stride[2];
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+template <>
+struct copy_rows_on<exec::host_backend> {
+  template <bool Adds, exec::host_space Ex, storage_scalar To, storage_scalar From>
+  static void run(Ex& ex, view<To, 4> out, view<From const, 4> in) {
+    if (out.empty()) return;
+    detail::row_places const places(out, in);
+    host_detail::for_rows(ex, places.rows, places.width, [places](index_t row) {
+      auto* y = places.to_row(row);
+      auto const* x = places.from_row(row);
+      auto const width = places.width;
+      if constexpr (Adds) {
+        TESSERA_SIMD()
+        for (index_t i = 0; i < width; ++i) store(y[i], static_cast<float>(y[i]) + static_cast<float>(x[i]));
+      } else if constexpr (std::same_as<To, From>) {
+        std::memcpy(y, x, static_cast<std::size_t>(width) * sizeof(To));
+      } else {
+        TESSERA_SIMD()
+        for (index_t i = 0; i < width; ++i) store(y[i], static_cast<float>(x[i]));
+      }
+    });
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+
+#endif
 /// Softmax cross-entropy over a vocabulary, forward and backward in one go: each row of logits is read while
 /// it sits in cache and may be replaced by its gradient. Losses are a sum and a count; nothing is averaged.
 ///
@@ -3493,6 +4559,23 @@ struct sum_and_count {
   double count = 0; ///< Of the rows that are not ignored.
 };
 
+/// What the softmax of some of a row's logits comes to.
+struct softmax_part {
+  float maximum = -0x1.fffffep+127f; ///< The lowest finite number: rows may begin with minus infinities.
+  float exponential_sum = 0;         ///< Of exp(x - maximum).
+  float logit_sum = 0;
+};
+
+/// That of both parts' logits.
+TESSERA_HOST_DEVICE inline softmax_part merged(softmax_part const& a, softmax_part const& b) noexcept {
+  softmax_part both;
+  both.maximum = elementary::larger(a.maximum, b.maximum);
+  both.exponential_sum = a.exponential_sum * elementary::exp(a.maximum - both.maximum) +
+                         b.exponential_sum * elementary::exp(b.maximum - both.maximum);
+  both.logit_sum = a.logit_sum + b.logit_sum;
+  return both;
+}
+
 /// What one row's softmax comes to.
 struct softmax_row {
   float maximum = 0;
@@ -3500,6 +4583,14 @@ struct softmax_row {
   float log_sum = 0;         ///< log(sum exp x).
   float mean = 0;            ///< Of the logits; needed for label smoothing only.
 };
+
+/// The row whose logits are all in `part`.
+template <memory_space M>
+TESSERA_HOST_DEVICE softmax_row row_of(softmax_part const& part, index_t classes,
+                                       cross_entropy_options<M> const& options) noexcept {
+  return {part.maximum, part.exponential_sum, part.maximum + elementary::log(part.exponential_sum),
+          options.label_smoothing > 0 ? part.logit_sum / static_cast<float>(classes) : 0.0f};
+}
 
 template <memory_space M>
 TESSERA_HOST_DEVICE float cross_entropy_loss(softmax_row row, float target_logit,
@@ -3521,6 +4612,22 @@ struct cross_entropy_slope {
         target(options.gradient_scale * (1.0f - options.label_smoothing)) {}
 };
 
+namespace detail {
+
+template <memory_space M>
+void require_loss_options(char const* operation, cross_entropy_options<M> const& options, site where) {
+  require_extents_or_none(operation, "totals", options.totals, {2}, where);
+  require_contiguous(operation, "totals", options.totals, where);
+  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1))
+    throw config_error("E-ops-005", where, operation, ": label_smoothing is ", options.label_smoothing,
+                       ", must lie in [0, 1]");
+  if (!(options.z_loss >= 0))
+    throw config_error("E-ops-006", where, operation, ": z_loss is ", options.z_loss,
+                       ", must not be negative");
+}
+
+} // namespace detail
+
 /// One implementation a backend: `run(ex, logits, losses, targets, options, where)`.
 template <class Backend>
 struct cross_entropy_on;
@@ -3541,14 +4648,7 @@ sum_and_count cross_entropy(Ex& ex, view<T, 2, typename Ex::memory> logits,
   require_extents("cross_entropy", "targets", targets, {logits.extent(0)}, where);
   require_contiguous("cross_entropy", "losses", losses, where);
   require_contiguous("cross_entropy", "targets", targets, where);
-  require_extents_or_none("cross_entropy", "totals", options.totals, {2}, where);
-  require_contiguous("cross_entropy", "totals", options.totals, where);
-  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1))
-    throw config_error("E-ops-005", where, "cross_entropy: label_smoothing is ", options.label_smoothing,
-                       ", must lie in [0, 1]");
-  if (!(options.z_loss >= 0))
-    throw config_error("E-ops-006", where, "cross_entropy: z_loss is ", options.z_loss,
-                       ", must not be negative");
+  detail::require_loss_options("cross_entropy", options, where);
   return cross_entropy_on<typename Ex::backend>::run(ex, logits, losses, targets, options, where);
 }
 
@@ -3564,6 +4664,68 @@ sum_and_count cross_entropy(Ex& ex, view<T, 2, typename Ex::memory> logits,
 
 namespace tessera::inline TESSERA_ABI::ops {
 
+namespace host_detail {
+
+/// softmax_part before it is rounded.
+struct softmax_sums {
+  float maximum = softmax_part{}.maximum;
+  double exponentials = 0, logits = 0;
+};
+
+/// The logits are added up on demand.
+template <storage_scalar T>
+softmax_sums softmax_of(T const* x, index_t classes, bool with_logits) {
+  constexpr index_t piece = 2048;
+  softmax_sums sums;
+  for (index_t begin = 0; begin < classes; begin += piece) {
+    auto const count = classes - begin < piece ? classes - begin : piece;
+    auto const* part = x + begin;
+    auto const higher = elementary::larger(
+        sums.maximum, maximum(count, [&](index_t i) { return static_cast<float>(part[i]); }));
+    sums.exponentials *= elementary::exp(sums.maximum - higher);
+    sums.maximum = higher;
+    sums.exponentials +=
+        sum(count, [&](index_t i) { return elementary::exp(static_cast<float>(part[i]) - higher); });
+    if (with_logits) sums.logits += sum(count, [&](index_t i) { return static_cast<float>(part[i]); });
+  }
+  return sums;
+}
+
+/// Turns logits into the gradient; `target` stands among them, or outside.
+template <storage_scalar T>
+void write_slopes(T* x, index_t classes, float maximum, cross_entropy_slope g, index_t target) {
+  auto const inside = target >= 0 && target < classes;
+  auto const target_logit = inside ? static_cast<float>(x[target]) : 0.0f;
+  TESSERA_SIMD()
+  for (index_t i = 0; i < classes; ++i)
+    store(x[i], elementary::exp(static_cast<float>(x[i]) - maximum) * g.slope - g.even);
+  if (inside) x[target] = T(elementary::exp(target_logit - maximum) * g.slope - g.even - g.target);
+}
+
+inline void require_targets(char const* operation, view<std::int32_t const, 1> targets, index_t classes,
+                            site where) {
+  for (index_t row = 0; row < targets.size(); ++row)
+    if (auto const target = targets(row); target != ignore_index && (target < 0 || target >= classes))
+      throw size_error("E-ops-004", where, operation, ": the target of row ", row, " is ", target,
+                       ", must lie in [0, ", classes, ") or be ignore_index (", ignore_index, ")");
+}
+
+/// Adds the losses up, into totals or for the caller.
+inline sum_and_count total_of(view<float const, 1> losses, view<std::int32_t const, 1> targets,
+                              view<double, 1> totals) {
+  sum_and_count total;
+  for (index_t row = 0; row < losses.size(); ++row) {
+    total.sum += static_cast<double>(losses(row));
+    total.count += targets(row) != ignore_index ? 1 : 0;
+  }
+  if (totals.empty()) return total;
+  totals(0) += total.sum;
+  totals(1) += total.count;
+  return {};
+}
+
+} // namespace host_detail
+
 template <>
 struct cross_entropy_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T>
@@ -3571,11 +4733,7 @@ struct cross_entropy_on<exec::host_backend> {
                            view<std::int32_t const, 1> targets, cross_entropy_options<> const& options,
                            site where) {
     auto const rows = logits.extent(0), classes = logits.extent(1);
-    for (index_t row = 0; row < rows; ++row)
-      if (auto const target = targets(row); target != ignore_index && (target < 0 || target >= classes))
-        throw size_error("E-ops-004", where, "cross_entropy: the target of row ", row, " is ", target,
-                         ", must lie in [0, ", classes, ") or be ignore_index (", ignore_index, ")");
-
+    host_detail::require_targets("cross_entropy", targets, classes, where);
     host_detail::for_rows(ex, rows, classes, [&](index_t row) {
       auto* x = &logits(row, 0);
       auto const target = targets(row);
@@ -3585,49 +4743,16 @@ struct cross_entropy_on<exec::host_backend> {
           for (index_t i = 0; i < classes; ++i) x[i] = T(0.0f);
         return;
       }
-      auto const softmax = softmax_of(x, classes, options.label_smoothing > 0);
-      auto const target_logit = static_cast<float>(x[target]);
-      losses(row) = cross_entropy_loss(softmax, target_logit, options);
-      if (!options.write_gradient) return;
-      auto const g = cross_entropy_slope(softmax, classes, options);
-      auto const maximum = softmax.maximum;
-      TESSERA_SIMD()
-      for (index_t i = 0; i < classes; ++i)
-        store(x[i], elementary::exp(static_cast<float>(x[i]) - maximum) * g.slope - g.even);
-      x[target] = T(elementary::exp(target_logit - maximum) * g.slope - g.even - g.target);
+      auto const sums = host_detail::softmax_of(x, classes, options.label_smoothing > 0);
+      softmax_row const softmax{sums.maximum, static_cast<float>(sums.exponentials),
+                                static_cast<float>(sums.maximum + std::log(sums.exponentials)),
+                                static_cast<float>(sums.logits / static_cast<double>(classes))};
+      losses(row) = cross_entropy_loss(softmax, static_cast<float>(x[target]), options);
+      if (options.write_gradient)
+        host_detail::write_slopes(x, classes, softmax.maximum, cross_entropy_slope(softmax, classes, options),
+                                  target);
     });
-
-    sum_and_count total;
-    for (index_t row = 0; row < rows; ++row) {
-      total.sum += losses(row);
-      total.count += targets(row) != ignore_index ? 1 : 0;
-    }
-    if (options.totals.empty()) return total;
-    options.totals(0) += total.sum;
-    options.totals(1) += total.count;
-    return {};
-  }
-
-private:
-  template <storage_scalar T>
-  static softmax_row softmax_of(T const* x, index_t classes, bool with_mean) {
-    constexpr index_t piece = 2048;
-    auto maximum = -0x1.fffffep+127f; // the lowest finite number: rows may begin with minus infinities
-    auto exponentials = 0.0, logits = 0.0;
-    for (index_t begin = 0; begin < classes; begin += piece) {
-      auto const count = classes - begin < piece ? classes - begin : piece;
-      auto const* part = x + begin;
-      auto const higher = elementary::larger(
-          maximum, host_detail::maximum(count, [&](index_t i) { return static_cast<float>(part[i]); }));
-      exponentials *= elementary::exp(maximum - higher);
-      maximum = higher;
-      exponentials += host_detail::sum(
-          count, [&](index_t i) { return elementary::exp(static_cast<float>(part[i]) - maximum); });
-      if (with_mean)
-        logits += host_detail::sum(count, [&](index_t i) { return static_cast<float>(part[i]); });
-    }
-    return {maximum, static_cast<float>(exponentials), static_cast<float>(maximum + std::log(exponentials)),
-            static_cast<float>(logits / static_cast<double>(classes))};
+    return host_detail::total_of(losses, targets, options.totals);
   }
 };
 
@@ -3644,11 +4769,85 @@ private:
 ///     ops::dropout(ex, d_in, d_out, the_same);         // backward: the same mask
 ///     ops::dropout_add(ex, out, residual, in, the_same);   // residual + dropout(in)
 ///
+///     // Row 96 and on of the flattened [batch, 64] tokens that this rank holds, of samples of 256:
+///     {..., .first_sample = n, .rows_per_sample = 64, .first_row = 96, .whole_rows_per_sample = 256,
+///      .positions = {.first = 64}}
+///
 /// The mask is a function of seed, step, layer, the sample's number within the step's global batch and the
 /// element within the sample; it is never stored, and does not depend on how the batch is cut into
-/// micro-batches and ranks, nor on what ran before. Cost: one read and one write an element.
+/// micro-batches and ranks, how a sample is cut into parts, nor on what ran before. Cost: one read and one
+/// write an element.
 #ifndef TESSERA_OPS_DROPOUT_HPP
 #define TESSERA_OPS_DROPOUT_HPP
+
+/// Where in its whole sequence a token stands that this rank holds. A decoder goes on behind what it was fed;
+/// under context parallelism a rank holds one stretch of the sequence, or two (the zig-zag assignment).
+///
+///     ops::rotary(ex, q, {.positions = {.first = fed}});
+///     ops::rotary(ex, q, {.positions = {.first = 128, .split = 64, .second = 704}});   // 64 tokens, then
+///     positions(70);                                                                   // 710
+#ifndef TESSERA_OPS_TOKEN_POSITIONS_HPP
+#define TESSERA_OPS_TOKEN_POSITIONS_HPP
+
+#include <limits>
+#include <string>
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+/// Local tokens [0, split) stand at first, first + 1, ...; those from `split` on at second, second + 1, ...
+struct token_positions {
+  index_t first = 0;
+  index_t split = (std::numeric_limits<index_t>::max)();
+  index_t second = 0;
+
+  TESSERA_HOST_DEVICE constexpr index_t operator()(index_t token) const noexcept {
+    return token < split ? first + token : second + (token - split);
+  }
+
+  /// Tokens of the first stretch, of `count` in all.
+  TESSERA_HOST_DEVICE constexpr index_t before_split(index_t count) const noexcept {
+    return split < count ? split : count;
+  }
+
+  /// Which of `count` tokens stands at a position; -1 where none does.
+  TESSERA_HOST_DEVICE constexpr index_t token_at(index_t position, index_t count) const noexcept {
+    auto const head = before_split(count);
+    if (position >= first && position - first < head) return position - first;
+    if (position >= second && position - second < count - head) return head + (position - second);
+    return -1;
+  }
+
+  /// Whether `count` tokens stand in [0, end), no two in one place.
+  constexpr bool fit(index_t count, index_t end) const noexcept {
+    auto const head = before_split(count), tail = count - head;
+    auto const stretch_fits = [end](index_t begin, index_t size) {
+      return begin >= 0 && (size == 0 || (size <= end && begin <= end - size));
+    };
+    return split >= 0 && stretch_fits(first, head) && stretch_fits(second, tail) &&
+           (head == 0 || tail == 0 || second >= first + head || first >= second + tail);
+  }
+
+  /// One more than the last position of `count` tokens that fit.
+  constexpr index_t end(index_t count) const noexcept {
+    auto const head = before_split(count), tail = count - head;
+    auto const of_first = head > 0 ? first + head : 0, of_second = tail > 0 ? second + tail : 0;
+    return of_first > of_second ? of_first : of_second;
+  }
+
+  /// "5 + 7" or, of two stretches, "5 + 7 and 40 + 2": first position and number of tokens, for messages.
+  std::string text(index_t count) const {
+    auto const head = before_split(count);
+    auto result = std::to_string(first) + " + " + std::to_string(head);
+    if (head < count) result += " and " + std::to_string(second) + " + " + std::to_string(count - head);
+    return result;
+  }
+
+  friend constexpr bool operator==(token_positions const&, token_positions const&) = default;
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
 
 namespace tessera::inline TESSERA_ABI::ops {
 
@@ -3657,23 +4856,72 @@ struct dropout_options {
   std::uint64_t seed = 0;      ///< Of the run.
   std::uint64_t step = 0;      ///< Optimizer step, below 2^48.
   std::uint64_t layer = 0;     ///< Which dropout of the model, below 2^16.
-  index_t first_sample = 0;    ///< Number of the first row's sample within the step's global batch.
-  index_t rows_per_sample = 1; ///< Rows (tokens) of one sample.
+  index_t first_sample = 0;    ///< Number within the step's global batch of the first sample that is here.
+  index_t rows_per_sample = 1; ///< Rows (tokens) of one sample that are here.
+
+  // Where the call's rows are a part of those samples, or the samples that are here parts of longer ones.
+  index_t first_row = 0;             ///< Rows of those samples before the call's first.
+  index_t whole_rows_per_sample = 0; ///< Rows of a whole sample; 0: they are all here.
+  token_positions positions = {};    ///< Of the rows of a sample that are here within the whole one.
 };
 
-/// The mask of a call. Element (row, column) has the index (first_sample * rows_per_sample + row) * width +
-/// column.
+/// Elements of a call whose numbers follow each other, from a given one on.
+struct dropout_run {
+  std::uint64_t index;
+  index_t count;
+};
+
+/// Semantics: the number of an element, and how many follow it.
+template <class N>
+concept dropout_numbers = requires(N const& numbers) {
+  { numbers(index_t{}) } -> std::same_as<dropout_run>;
+};
+
+/// The numbers of a call's elements where they all follow each other.
+struct dropout_in_order {
+  std::uint64_t first_index;
+
+  TESSERA_HOST_DEVICE dropout_run operator()(index_t element) const noexcept {
+    return {first_index + static_cast<std::uint64_t>(element), (std::numeric_limits<index_t>::max)()};
+  }
+};
+
+/// The numbers of a call's elements: (sample * whole_rows_per_sample + position) * width + column.
+struct dropout_in_parts {
+  index_t width, first_sample, rows_per_sample, first_row, whole;
+  token_positions positions;
+
+  dropout_in_parts(dropout_options const& options, index_t columns) noexcept
+      : width(columns), first_sample(options.first_sample), rows_per_sample(options.rows_per_sample),
+        first_row(options.first_row),
+        whole(options.whole_rows_per_sample == 0 ? rows_per_sample : options.whole_rows_per_sample),
+        positions(options.positions) {}
+
+  TESSERA_HOST_DEVICE dropout_run operator()(index_t element) const noexcept {
+    auto const row = first_row + element / width, column = element % width;
+    auto const sample = first_sample + row / rows_per_sample, here = row % rows_per_sample;
+    auto const end = here < positions.split ? positions.before_split(rows_per_sample) : rows_per_sample;
+    return {static_cast<std::uint64_t>((sample * whole + positions(here)) * width + column),
+            (end - here) * width - column};
+  }
+  /// Whether all rows of whole samples are here, in order.
+  bool whole_samples() const noexcept {
+    return whole == rows_per_sample && positions.before_split(whole) == whole;
+  }
+};
+
+/// The mask of a call.
+template <dropout_numbers Numbers>
 struct dropout_mask {
   philox random;
-  std::uint64_t first_index;
   float probability, scale;
+  Numbers numbers;
 
-  TESSERA_HOST_DEVICE dropout_mask(dropout_options const& options, index_t width) noexcept
+  dropout_mask(dropout_options const& options, Numbers of_elements) noexcept
       : random(options.seed, (options.layer << 48 ^ options.step) ^ 0x64726f706f757421u),
-        first_index(static_cast<std::uint64_t>(options.first_sample * options.rows_per_sample * width)),
-        probability(options.probability), scale(1.0f / (1.0f - options.probability)) {}
+        probability(options.probability), scale(1.0f / (1.0f - options.probability)), numbers(of_elements) {}
 
-  /// x scaled, or zero: `bits` are those of the element, random.bits(first_index + its place in the call).
+  /// x scaled, or zero: `bits` are those of the element, random.bits(its number).
   [[gnu::always_inline]] TESSERA_HOST_DEVICE float apply(float x, std::uint32_t bits) const noexcept {
     return elementary::select(philox::unit_interval(bits) < probability, 0.0f, x * scale);
   }
@@ -3697,13 +4945,23 @@ void dropout(char const* name, Ex& ex, view<T, 2, typename Ex::memory> out,
   if (!(options.probability >= 0 && options.probability <= 1))
     throw config_error("E-ops-012", where, name, ": probability is ", options.probability,
                        ", must lie in [0, 1]");
-  if (options.first_sample < 0 || options.rows_per_sample < 1 || options.step >> 48 != 0 ||
-      options.layer >> 16 != 0)
-    throw size_error("E-ops-013", where, name, ": first_sample ", options.first_sample,
-                     " must not be negative, rows_per_sample ", options.rows_per_sample,
+  if (options.first_sample < 0 || options.rows_per_sample < 1 || options.first_row < 0 ||
+      options.step >> 48 != 0 || options.layer >> 16 != 0)
+    throw size_error("E-ops-013", where, name, ": first_sample ", options.first_sample, " and first_row ",
+                     options.first_row, " must not be negative, rows_per_sample ", options.rows_per_sample,
                      " must be positive, step ", options.step, " below 2^48 and layer ", options.layer,
                      " below 2^16");
-  dropout_on<typename Ex::backend>::run(ex, out, residual, in, dropout_mask(options, in.extent(1)));
+  dropout_in_parts const parts(options, in.extent(1));
+  if (!options.positions.fit(parts.rows_per_sample, parts.whole))
+    throw size_error("E-ops-013", where, name, ": rows ", options.positions.text(parts.rows_per_sample),
+                     " of a sample are here, it has ", parts.whole, " (whole_rows_per_sample)");
+  if (in.empty()) return;
+  using backend = dropout_on<typename Ex::backend>;
+  auto const first = parts(0);
+  if (parts.whole_samples() || first.count >= in.size())
+    backend::run(ex, out, residual, in, dropout_mask(options, dropout_in_order{first.index}));
+  else
+    backend::run(ex, out, residual, in, dropout_mask(options, parts));
 }
 
 } // namespace detail
@@ -3732,23 +4990,25 @@ void dropout_add(Ex& ex, view<T, 2, typename Ex::memory> out, input<T, 2, typena
 #ifndef TESSERA_OPS_HOST_DROPOUT_HPP
 #define TESSERA_OPS_HOST_DROPOUT_HPP
 
+#include <algorithm>
+
 namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct dropout_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T>
+  template <exec::host_space Ex, storage_scalar T, dropout_numbers Numbers>
   static void run(Ex& ex, view<T, 2> out, view<T const, 2> residual, view<T const, 2> in,
-                  dropout_mask const& mask) {
+                  dropout_mask<Numbers> const& mask) {
     host_detail::for_elements(ex, in.size(), [&](index_t begin, index_t end) {
-      for (; begin < end; begin += block) {
-        auto const count = end - begin < block ? end - begin : block;
+      for (index_t count = 0; begin < end; begin += count) {
+        auto const numbers = mask.numbers(begin);
+        count = std::min({end - begin, block, numbers.count});
         auto const *x = in.data() + begin,
                    *r = residual.data() == nullptr ? nullptr : residual.data() + begin;
         auto* y = out.data() + begin;
         std::uint32_t words[block + 4];
-        auto const index = mask.first_index + static_cast<std::uint64_t>(begin);
-        if (mask.probability > 0) fill(words, mask.random, index / 4);
-        auto const* bits = words + index % 4;
+        if (mask.probability > 0) fill(words, mask.random, numbers.index / 4);
+        auto const* bits = words + numbers.index % 4;
         if (mask.probability > 0 && r != nullptr) {
           TESSERA_SIMD()
           for (index_t i = 0; i < count; ++i)
@@ -3786,10 +5046,14 @@ private:
 
 #endif
 /// Token embedding, with learned positions where there are any: out(b, t) = table(tokens(b, t)) +
-/// positions(first_position + t).
+/// positions(position of t).
 ///
 ///     ops::embedding(ex, out, tokens, table, positions);
 ///     ops::embedding_backward(ex, d_table, d_positions, d_out, tokens);
+///     ops::embedding(ex, out, tokens, rows_of_this_rank, {}, {.first_token = 1000, .vocabulary = 50257});
+///
+/// The table may be a slice of the vocabulary's: a token that stands outside it embeds to zeros (the sum over
+/// the ranks that hold the slices is the embedding) and adds nothing in the backward.
 ///
 /// Cost: forward reads two rows and writes one for each token; backward reads each row of d_out once and
 /// touches only the rows of d_table whose tokens occur (all of them where it overwrites). A token's rows are
@@ -3798,36 +5062,74 @@ private:
 #ifndef TESSERA_OPS_EMBEDDING_HPP
 #define TESSERA_OPS_EMBEDDING_HPP
 
+/// Which rows of a vocabulary's matrix, or columns of its logits, a rank holds.
+#ifndef TESSERA_OPS_DETAIL_VOCABULARY_SLICE_HPP
+#define TESSERA_OPS_DETAIL_VOCABULARY_SLICE_HPP
+
+namespace tessera::inline TESSERA_ABI::ops::detail {
+
+/// Numbers [first, first + size) of [0, vocabulary).
+struct vocabulary_slice {
+  index_t first, size, vocabulary;
+
+  /// `whole` = 0: the slice is all there is. Throws size_error for one that is no part of the whole.
+  vocabulary_slice(char const* operation, index_t first_number, index_t count, index_t whole, site where)
+      : first(first_number), size(count), vocabulary(whole == 0 ? count : whole) {
+    if (first < 0 || size > vocabulary || first > vocabulary - size)
+      throw size_error("E-ops-014", where, operation, ": numbers ", first, " + ", size,
+                       " are no part of a vocabulary of ", vocabulary);
+  }
+
+  TESSERA_HOST_DEVICE constexpr bool known(index_t number) const noexcept {
+    return number >= 0 && number < vocabulary;
+  }
+  /// Which one of the slice it is; -1 where it is another slice's.
+  TESSERA_HOST_DEVICE constexpr index_t place_of(index_t number) const noexcept {
+    return number >= first && number - first < size ? number - first : -1;
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops::detail
+
+#endif
+
 namespace tessera::inline TESSERA_ABI::ops {
 
 struct embedding_options {
-  index_t first_position = 0; ///< Position of tokens(:, 0); of the next token when decoding with a cache.
+  token_positions positions = {}; ///< Of tokens(:, t); when decoding with a cache, they go on behind it.
+  index_t first_token = 0;        ///< Whose row is the table's first.
+  index_t vocabulary = 0;         ///< Tokens lie in [0, vocabulary); 0: the table's rows are all there are.
 };
 
 struct embedding_backward_options {
   bool accumulate_table = false;     ///< Add to d_table instead of overwriting it.
   bool accumulate_positions = false; ///< Add to d_positions instead of overwriting it.
-  index_t first_position = 0;
+  token_positions positions = {};    ///< As in the forward, like those below.
+  index_t first_token = 0;
+  index_t vocabulary = 0;
 };
 
 namespace detail {
 
-/// Positions [first, first + count) exist in a table of `rows` positions.
-inline void require_positions(char const* operation, index_t first, index_t count, index_t rows, site where) {
-  if (first < 0 || count > rows || first > rows - count)
-    throw size_error("E-ops-010", where, operation, ": positions ", first, " to ", first, " + ", count,
-                     " are asked for, there are ", rows);
+/// The tokens' positions exist in a table of `rows` positions.
+inline void require_positions(char const* operation, token_positions positions, index_t count, index_t rows,
+                              site where) {
+  if (!positions.fit(count, rows))
+    throw size_error("E-ops-010", where, operation, ": positions ", positions.text(count),
+                     " are asked for, there are ", rows, ", each of which can be asked for once");
 }
 
 } // namespace detail
 
-/// One implementation a backend: `forward(ex, out, tokens, table, positions, first_position, where)`,
-/// `backward(ex, d_table, d_positions, d_out, tokens, options, where)`.
+/// One implementation a backend: `forward(ex, out, tokens, table, slice, positions, places, where)` and
+/// `backward(ex, d_table, slice, d_positions, d_out, tokens, options, where)`, where `slice` is a
+/// detail::vocabulary_slice and `places` are token_positions.
 template <class Backend>
 struct embedding_on;
 
-/// tokens [B, T], out [B * T, width], table [V, width], positions [P, width] or empty. Throws size_error
-/// where shapes do not fit, where a position does not exist or where a token is outside [0, V).
+/// tokens [B, T], out [B * T, width], table [V, width] or a slice of it, positions [P, width] or empty.
+/// Throws size_error where shapes do not fit, where a position does not exist or where a token is outside the
+/// vocabulary.
 template <exec::space Ex, storage_scalar T>
 void embedding(Ex& ex, view<T, 2, typename Ex::memory> out,
                input<std::int32_t, 2, typename Ex::memory> tokens, input<T, 2, typename Ex::memory> table,
@@ -3840,12 +5142,14 @@ void embedding(Ex& ex, view<T, 2, typename Ex::memory> out,
   require_extents_or_none(name, "positions", positions, {positions.extent(0), table.extent(1)}, where);
   require_dense_rows(name, "positions", positions, where);
   if (positions.data() != nullptr)
-    detail::require_positions(name, options.first_position, tokens.extent(1), positions.extent(0), where);
-  embedding_on<typename Ex::backend>::forward(ex, out, tokens, table, positions, options.first_position,
+    detail::require_positions(name, options.positions, tokens.extent(1), positions.extent(0), where);
+  detail::vocabulary_slice const slice(name, options.first_token, table.extent(0), options.vocabulary, where);
+  embedding_on<typename Ex::backend>::forward(ex, out, tokens, table, slice, positions, options.positions,
                                               where);
 }
 
-/// d_out [B * T, width], tokens [B, T], d_table [V, width], d_positions [P, width] or empty.
+/// d_out [B * T, width], tokens [B, T], d_table [V, width] or the same slice of it, d_positions [P, width] or
+/// empty.
 template <exec::space Ex, storage_scalar G, class T>
   requires storage_scalar<std::remove_const_t<T>>
 void embedding_backward(Ex& ex, view<G, 2, typename Ex::memory> d_table,
@@ -3861,10 +5165,12 @@ void embedding_backward(Ex& ex, view<G, 2, typename Ex::memory> d_table,
                           where);
   require_dense_rows(name, "d_positions", d_positions, where);
   if (d_positions.data() != nullptr)
-    detail::require_positions(name, options.first_position, tokens.extent(1), d_positions.extent(0), where);
+    detail::require_positions(name, options.positions, tokens.extent(1), d_positions.extent(0), where);
+  detail::vocabulary_slice const slice(name, options.first_token, d_table.extent(0), options.vocabulary,
+                                       where);
   embedding_on<typename Ex::backend>::backward(
-      ex, d_table, d_positions, view<std::remove_const_t<T> const, 2, typename Ex::memory>(d_out), tokens,
-      options, where);
+      ex, d_table, slice, d_positions, view<std::remove_const_t<T> const, 2, typename Ex::memory>(d_out),
+      tokens, options, where);
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops
@@ -3881,39 +5187,49 @@ template <>
 struct embedding_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar T>
   static void forward(Ex& ex, view<T, 2> out, view<std::int32_t const, 2> tokens, view<T const, 2> table,
-                      view<T const, 2> positions, index_t first_position, site where) {
-    check("embedding", tokens, table.extent(0), where);
+                      detail::vocabulary_slice slice, view<T const, 2> positions, token_positions places,
+                      site where) {
+    check("embedding", tokens, slice, where);
     auto const length = tokens.extent(1), width = table.extent(1);
     host_detail::for_rows(ex, out.extent(0), width, [=](index_t row) {
       auto const t = row % length;
-      auto const* x = table.data() + tokens(row / length, t) * table.stride(0);
+      auto const at = slice.place_of(tokens(row / length, t));
       auto* y = out.data() + row * out.stride(0);
+      if (at < 0) { // another slice's
+        for (index_t i = 0; i < width; ++i)
+          y[i] = positions.data() == nullptr ? T(0.0f) : positions(places(t), i);
+        return;
+      }
+      auto const* x = table.data() + at * table.stride(0);
       if (positions.data() == nullptr) {
         for (index_t i = 0; i < width; ++i) y[i] = x[i];
         return;
       }
-      auto const* p = positions.data() + (first_position + t) * positions.stride(0);
+      auto const* p = positions.data() + places(t) * positions.stride(0);
       TESSERA_SIMD()
       for (index_t i = 0; i < width; ++i) store(y[i], static_cast<float>(x[i]) + static_cast<float>(p[i]));
     });
   }
 
   template <exec::host_space Ex, storage_scalar G, storage_scalar T>
-  static void backward(Ex& ex, view<G, 2> d_table, view<G, 2> d_positions, view<T const, 2> d_out,
-                       view<std::int32_t const, 2> tokens, embedding_backward_options const& options,
-                       site where) {
-    check("embedding_backward", tokens, d_table.extent(0), where);
+  static void backward(Ex& ex, view<G, 2> d_table, detail::vocabulary_slice slice, view<G, 2> d_positions,
+                       view<T const, 2> d_out, view<std::int32_t const, 2> tokens,
+                       embedding_backward_options const& options, site where) {
+    check("embedding_backward", tokens, slice, where);
     auto const rows = d_out.extent(0), length = tokens.extent(1), classes = d_table.extent(0),
                width = d_out.extent(1);
 
-    // Rows sorted by token, in their own order within a token: those of token v are order[first[v], first[v +
-    // 1]).
+    // Rows sorted by their token's row of the table, in their own order within it: those of row v are
+    // order[first[v], first[v + 1]).
     auto* first = ex.template handle<exec::scratch<starts>>().template take<index_t>(classes + 2, where);
     auto* order = ex.template handle<exec::scratch<sorted>>().template take<index_t>(rows, where);
     for (index_t v = 0; v < classes + 2; ++v) first[v] = 0;
-    for (index_t row = 0; row < rows; ++row) ++first[tokens(row / length, row % length) + 2];
+    auto const class_of = [=](index_t row) { return slice.place_of(tokens(row / length, row % length)); };
+    for (index_t row = 0; row < rows; ++row)
+      if (auto const v = class_of(row); v >= 0) ++first[v + 2];
     for (index_t v = 2; v < classes + 2; ++v) first[v] += first[v - 1];
-    for (index_t row = 0; row < rows; ++row) order[first[tokens(row / length, row % length) + 1]++] = row;
+    for (index_t row = 0; row < rows; ++row)
+      if (auto const v = class_of(row); v >= 0) order[first[v + 1]++] = row;
 
     auto* sums = ex.template handle<exec::scratch<totals>>().template take<float>(width, where);
     constexpr index_t granule = 32; // columns: whole cache lines
@@ -3936,9 +5252,8 @@ struct embedding_on<exec::host_backend> {
                  [=, start = order + first[v]](index_t k) { return start[k]; });
       if (d_positions.data() == nullptr) return;
       for (index_t p = 0; p < d_positions.extent(0); ++p) {
-        auto const t = p - options.first_position;
-        auto const inside = t >= 0 && t < length;
-        add_rows(d_positions.data() + p * d_positions.stride(0), inside ? tokens.extent(0) : 0,
+        auto const t = options.positions.token_at(p, length);
+        add_rows(d_positions.data() + p * d_positions.stride(0), t >= 0 ? tokens.extent(0) : 0,
                  options.accumulate_positions, [=](index_t b) { return b * length + t; });
       }
     });
@@ -3949,12 +5264,13 @@ private:
   struct sorted {};
   struct totals {};
 
-  static void check(char const* operation, view<std::int32_t const, 2> tokens, index_t classes, site where) {
+  static void check(char const* operation, view<std::int32_t const, 2> tokens, detail::vocabulary_slice slice,
+                    site where) {
     for (index_t b = 0; b < tokens.extent(0); ++b)
       for (index_t t = 0; t < tokens.extent(1); ++t)
-        if (auto const token = tokens(b, t); token < 0 || token >= classes)
+        if (auto const token = tokens(b, t); !slice.known(token))
           throw size_error("E-ops-011", where, operation, ": the token at (", b, ", ", t, ") is ", token,
-                           ", must lie in [0, ", classes, ")");
+                           ", must lie in [0, ", slice.vocabulary, ")");
   }
 };
 
@@ -4353,7 +5669,13 @@ struct layer_norm_on<exec::host_backend> {
 /// product's rows are at hand: d_in is then the gradient before the activation, which the other layer's
 /// backward takes as the gradient of a plain output.
 ///
-/// Cost: 2 m n k operations forward, 4 m n k backward.
+/// The backward may be done in two calls, the input's gradient first and the parameters' at leisure:
+///
+///     ops::linear_backward(ex, linear_gradients<T, G>{.input = d_in}, d_out, {}, weight,
+///                          {.activation = ..., .pre_activation = pre, .scratch = d_pre});
+///     ops::linear_backward(ex, linear_gradients<T, G>{{}, d_weight, d_bias}, d_pre, in, {});
+///
+/// Cost: 2 m n k operations forward, 4 m n k backward, 2 m n k for each of its halves.
 #ifndef TESSERA_OPS_LINEAR_HPP
 #define TESSERA_OPS_LINEAR_HPP
 
@@ -4739,17 +6061,21 @@ void linear(Ex& ex, view<T, 2, typename Ex::memory> out, input<T, 2, typename Ex
 /// `pre_activation` is required and d_out is turned into the gradient before it first.
 /// d_weight (+)= d_out^T in, d_bias (+)= column sums of d_out, d_in (+)= d_out weight; with an
 /// input_activation d_in = d_out weight * the slope of that activation at input_pre_activation, and is not
-/// added to (E-ops-106).
+/// added to (E-ops-106). What only a gradient that is left out would read may be left out as well: `in` where
+/// d_weight is, `weight` where d_in is.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
 void linear_backward(Ex& ex, linear_gradients<T, G, typename Ex::memory> gradients,
                      input<T, 2, typename Ex::memory> d_out, input<T, 2, typename Ex::memory> in,
                      input<T, 2, typename Ex::memory> weight,
                      linear_backward_options<T, typename Ex::memory> options = {},
                      site where = site::here()) {
-  auto const m = in.extent(0), k = in.extent(1), n = weight.extent(0);
-  require_rows("linear_backward", "d_out", d_out, {m, n}, where);
-  require_dense_rows("linear_backward", "in", in, where);
-  require_rows("linear_backward", "weight", weight, {n, k}, where);
+  auto const m = d_out.extent(0), n = d_out.extent(1), k = in.extent(1) > 0 ? in.extent(1) : weight.extent(1);
+  auto const require = [where](char const* argument, auto given, extents<2> const& expected, bool needed) {
+    if (needed || given.data() != nullptr) require_rows("linear_backward", argument, given, expected, where);
+  };
+  require_dense_rows("linear_backward", "d_out", d_out, where);
+  require("in", in, {m, k}, gradients.weight.data() != nullptr);
+  require("weight", weight, {n, k}, gradients.input.data() != nullptr);
   detail::require_bias("the gradient of bias", gradients.bias, n, where);
   if (gradients.input.data() != nullptr)
     require_rows("linear_backward", "the gradient of in", gradients.input, {m, k}, where);
@@ -4963,9 +6289,226 @@ private:
 ///     auto loss = ops::linear_cross_entropy(ex, {d_in, d_weight}, in, weight, targets, {}, memory);
 ///     auto loss = ops::linear_cross_entropy<T, T>(ex, {}, in, weight, targets, {}, memory);   // evaluation
 ///
+/// Where the vocabulary is cut among ranks, `weight` is this rank's slice of it, and a function that the
+/// caller gives merges each chunk's statistics over the ranks (ops/sliced_cross_entropy.hpp):
+///
+///     auto merge = [&](exec::host& ex, view<float, 2> statistics) {          // [rows of the chunk, 4]
+///       comm.all_gather(all, statistics);
+///       ops::merge_softmax_statistics(ex, statistics, all);
+///     };
+///     ops::linear_cross_entropy(ex, {d_in, d_weight}, in, weight, targets,
+///                               {.first_class = 1000, .classes = 50257}, memory, merge);
+///
 /// Cost: 2 rows w V operations forward, 4 rows w V more with gradients; the weight is read once a chunk.
 #ifndef TESSERA_OPS_LINEAR_CROSS_ENTROPY_HPP
 #define TESSERA_OPS_LINEAR_CROSS_ENTROPY_HPP
+
+/// Softmax cross-entropy over a vocabulary that is cut among ranks: each has the logits of its own classes,
+/// and four numbers a row pass between them.
+///
+///     ops::softmax_statistics(ex, mine, logits, targets, {.first_class = 1000, .classes = 50257});
+///     comm.all_gather(all, mine);                                 // [ranks, rows, 4]
+///     ops::merge_softmax_statistics(ex, mine, all);
+///     ops::cross_entropy_of(ex, logits, losses, targets, mine,
+///                           {.first_class = 1000, .classes = 50257, .write_gradient = true});
+///
+/// Loss and gradient are those of ops/cross_entropy.hpp; every rank gets each row's whole loss, and the
+/// gradient of its own logits. Parts are merged in the order of the ranks, so that all have the same bits.
+///
+/// Cost: the logits are read once for the statistics, and once more and written where the gradient is asked
+/// for.
+#ifndef TESSERA_OPS_SLICED_CROSS_ENTROPY_HPP
+#define TESSERA_OPS_SLICED_CROSS_ENTROPY_HPP
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+/// What a row of statistics holds: the softmax of some of its logits, and the target's where it is among
+/// them.
+struct softmax_statistics_row {
+  softmax_part part;
+  float target_logit = 0;
+
+  static constexpr index_t width = 4;
+
+  TESSERA_HOST_DEVICE static softmax_statistics_row read(float const* row) noexcept {
+    return {{row[0], row[1], row[2]}, row[3]};
+  }
+  TESSERA_HOST_DEVICE void write(float* row) const noexcept {
+    row[0] = part.maximum;
+    row[1] = part.exponential_sum;
+    row[2] = part.logit_sum;
+    row[3] = target_logit;
+  }
+};
+
+/// Of the `ranks` parts of a row, each `stride` elements behind the one before.
+TESSERA_HOST_DEVICE inline softmax_statistics_row merged_row(float const* parts, index_t ranks,
+                                                             index_t stride) noexcept {
+  softmax_statistics_row all;
+  for (index_t rank = 0; rank < ranks; ++rank) {
+    auto const one = softmax_statistics_row::read(parts + rank * stride);
+    all = {merged(all.part, one.part), all.target_logit + one.target_logit};
+  }
+  return all;
+}
+
+struct softmax_statistics_options {
+  index_t first_class = 0; ///< Which class the first column of logits is.
+  index_t classes = 0;     ///< Of the whole vocabulary; 0: the columns are all there are.
+};
+
+template <memory_space M = host_memory>
+struct sliced_cross_entropy_options {
+  index_t first_class = 0;   ///< As for the statistics.
+  index_t classes = 0;       ///< As for the statistics.
+  float label_smoothing = 0; ///< This and the others: as in cross_entropy.
+  float z_loss = 0;
+  float gradient_scale = 1;
+  bool write_gradient = false;
+  view<double, 1, M> totals = {};
+};
+
+/// One implementation a backend: `statistics(ex, statistics, logits, targets, slice, where)`,
+/// `merge(ex, merged, parts, where)`, `finish(ex, logits, losses, targets, statistics, slice, options,
+/// where)`, where `slice` is a detail::vocabulary_slice and the options are cross_entropy's.
+template <class Backend>
+struct sliced_cross_entropy_on;
+
+/// statistics [rows, 4]: a row's largest logit, the sum of exp(x - it), the sum of the logits, and the
+/// target's logit (0 where that is another rank's) of logits [rows, columns], which may lie apart and have no
+/// columns. Rows that are ignored have the statistics of no logits. Throws size_error where shapes differ or
+/// the slice is no part of the vocabulary, or a target is outside it (on a device later, as cross_entropy
+/// does).
+template <exec::space Ex, class T>
+  requires storage_scalar<std::remove_const_t<T>>
+void softmax_statistics(Ex& ex, std::type_identity_t<view<float, 2, typename Ex::memory>> statistics,
+                        view<T, 2, typename Ex::memory> logits,
+                        input<std::int32_t, 1, typename Ex::memory> targets,
+                        softmax_statistics_options options = {}, site where = site::here()) {
+  constexpr auto name = "softmax_statistics";
+  auto const rows = logits.extent(0);
+  require_dense_rows(name, "logits", logits, where);
+  require_extents(name, "statistics", statistics, {rows, softmax_statistics_row::width}, where);
+  require_contiguous(name, "statistics", statistics, where);
+  require_extents(name, "targets", targets, {rows}, where);
+  require_contiguous(name, "targets", targets, where);
+  detail::vocabulary_slice const slice(name, options.first_class, logits.extent(1), options.classes, where);
+  sliced_cross_entropy_on<typename Ex::backend>::statistics(
+      ex, statistics, view<std::remove_const_t<T> const, 2, typename Ex::memory>(logits), targets, slice,
+      where);
+}
+
+/// merged [rows, 4]: the statistics of all the classes whose parts [ranks, rows, 4] are given, first rank
+/// first. May be one of the parts. No sum overflows that the row's own softmax would not.
+template <exec::space Ex>
+void merge_softmax_statistics(Ex& ex, view<float, 2, typename Ex::memory> merged,
+                              input<float, 3, typename Ex::memory> parts, site where = site::here()) {
+  constexpr auto name = "merge_softmax_statistics";
+  require_extents(name, "merged", merged, {parts.extent(1), softmax_statistics_row::width}, where);
+  require_extents(name, "parts", parts, {parts.extent(0), parts.extent(1), softmax_statistics_row::width},
+                  where);
+  require_contiguous(name, "merged", merged, where);
+  require_contiguous(name, "parts", parts, where);
+  sliced_cross_entropy_on<typename Ex::backend>::merge(ex, merged, parts, where);
+}
+
+/// Losses, and with .write_gradient the gradient in place of the logits, as `cross_entropy` would leave them,
+/// from the merged statistics of all classes. Every rank has the whole losses and returns, or adds to totals,
+/// their sum and count: over ranks, one of them counts. Throws as cross_entropy and softmax_statistics do.
+template <exec::space Ex, storage_scalar T>
+sum_and_count cross_entropy_of(Ex& ex, view<T, 2, typename Ex::memory> logits,
+                               std::type_identity_t<view<float, 1, typename Ex::memory>> losses,
+                               input<std::int32_t, 1, typename Ex::memory> targets,
+                               input<float, 2, typename Ex::memory> statistics,
+                               sliced_cross_entropy_options<typename Ex::memory> options = {},
+                               site where = site::here()) {
+  constexpr auto name = "cross_entropy_of";
+  auto const rows = logits.extent(0);
+  require_dense_rows(name, "logits", logits, where);
+  require_extents(name, "losses", losses, {rows}, where);
+  require_extents(name, "targets", targets, {rows}, where);
+  require_extents(name, "statistics", statistics, {rows, softmax_statistics_row::width}, where);
+  require_contiguous(name, "losses", losses, where);
+  require_contiguous(name, "targets", targets, where);
+  require_contiguous(name, "statistics", statistics, where);
+  detail::vocabulary_slice const slice(name, options.first_class, logits.extent(1), options.classes, where);
+  cross_entropy_options<typename Ex::memory> const of_all{.label_smoothing = options.label_smoothing,
+                                                          .z_loss = options.z_loss,
+                                                          .gradient_scale = options.gradient_scale,
+                                                          .write_gradient = options.write_gradient,
+                                                          .totals = options.totals};
+  detail::require_loss_options(name, of_all, where);
+  return sliced_cross_entropy_on<typename Ex::backend>::finish(ex, logits, losses, targets, statistics, slice,
+                                                               of_all, where);
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+/// sliced_cross_entropy on the host: the passes of cross_entropy, a thread for whole rows, with a pause
+/// between them.
+#ifndef TESSERA_OPS_HOST_SLICED_CROSS_ENTROPY_HPP
+#define TESSERA_OPS_HOST_SLICED_CROSS_ENTROPY_HPP
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+template <>
+struct sliced_cross_entropy_on<exec::host_backend> {
+  template <exec::host_space Ex, storage_scalar T>
+  static void statistics(Ex& ex, view<float, 2> statistics, view<T const, 2> logits,
+                         view<std::int32_t const, 1> targets, detail::vocabulary_slice slice, site where) {
+    host_detail::require_targets("softmax_statistics", targets, slice.vocabulary, where);
+    host_detail::for_rows(ex, logits.extent(0), slice.size, [=](index_t row) {
+      softmax_statistics_row result;
+      if (auto const target = targets(row); target != ignore_index) {
+        auto const* x = logits.data() + row * logits.stride(0);
+        auto const sums = host_detail::softmax_of(x, slice.size, true);
+        result.part = {sums.maximum, static_cast<float>(sums.exponentials), static_cast<float>(sums.logits)};
+        if (auto const at = slice.place_of(target); at >= 0) result.target_logit = static_cast<float>(x[at]);
+      }
+      result.write(&statistics(row, 0));
+    });
+  }
+
+  template <exec::host_space Ex>
+  static void merge(Ex& ex, view<float, 2> merged, view<float const, 3> parts, site) {
+    auto const ranks = parts.extent(0);
+    host_detail::for_rows(ex, merged.extent(0), ranks * softmax_statistics_row::width, [=](index_t row) {
+      merged_row(parts.data() + row * parts.stride(1), ranks, parts.stride(0)).write(&merged(row, 0));
+    });
+  }
+
+  template <exec::host_space Ex, storage_scalar T>
+  static sum_and_count finish(Ex& ex, view<T, 2> logits, view<float, 1> losses,
+                              view<std::int32_t const, 1> targets, view<float const, 2> statistics,
+                              detail::vocabulary_slice slice, cross_entropy_options<> const& options,
+                              site where) {
+    host_detail::require_targets("cross_entropy_of", targets, slice.vocabulary, where);
+    host_detail::for_rows(ex, logits.extent(0), slice.size, [&](index_t row) {
+      auto* x = logits.data() + row * logits.stride(0);
+      auto const target = targets(row);
+      if (target == ignore_index) {
+        losses(row) = 0;
+        if (options.write_gradient)
+          for (index_t i = 0; i < slice.size; ++i) x[i] = T(0.0f);
+        return;
+      }
+      auto const all = softmax_statistics_row::read(&statistics(row, 0));
+      auto const softmax = row_of(all.part, slice.vocabulary, options);
+      losses(row) = cross_entropy_loss(softmax, all.target_logit, options);
+      if (options.write_gradient)
+        host_detail::write_slopes(x, slice.size, softmax.maximum,
+                                  cross_entropy_slope(softmax, slice.vocabulary, options),
+                                  slice.place_of(target));
+    });
+    return host_detail::total_of(losses, targets, options.totals);
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+
+#endif
 
 namespace tessera::inline TESSERA_ABI::ops {
 
@@ -4977,7 +6520,20 @@ struct linear_cross_entropy_options {
   bool accumulate = false;        ///< Add to d_weight instead of overwriting it.
   index_t chunk_rows = 0;         ///< Rows whose logits are held at once; 0 stands for 512 (device: 4096).
   view<double, 1, M> totals = {}; ///< As in cross_entropy.
+  index_t first_class = 0;        ///< Which class the weight's first row is.
+  index_t classes = 0;            ///< Of the whole vocabulary; 0: the weight's rows are all there are.
 };
+
+/// Merges nothing: the weight is the whole vocabulary's.
+struct whole_vocabulary {
+  template <exec::space Ex>
+  void operator()(Ex&, view<float, 2, typename Ex::memory>) const noexcept {}
+};
+
+/// Semantics: puts the statistics of all classes, [rows, 4], in the place of those of the rank's own. Called
+/// once a chunk, the same number of times on each rank.
+template <class F, class Ex>
+concept statistics_merge = std::invocable<F&, Ex&, view<float, 2, typename Ex::memory>>;
 
 /// Where the gradients go; both empty for an evaluation.
 template <storage_scalar T, storage_scalar G, memory_space M = host_memory>
@@ -5003,26 +6559,30 @@ constexpr index_t padded_vocabulary(index_t vocabulary) noexcept {
 
 } // namespace detail
 
-/// Bytes that the call below takes from the arena, and gives back.
+/// Bytes that the call below takes from the arena, and gives back, for a weight of so many rows;
+/// `with_merge`: where statistics are merged over ranks.
 template <storage_scalar T, memory_space M = host_memory>
-constexpr index_t linear_cross_entropy_scratch_bytes(index_t rows, index_t vocabulary,
-                                                     index_t chunk_rows = 0) noexcept {
+constexpr index_t linear_cross_entropy_scratch_bytes(index_t rows, index_t vocabulary, index_t chunk_rows = 0,
+                                                     bool with_merge = false) noexcept {
   auto const chunk = detail::chunk_of<M>(rows, chunk_rows);
   return arena<M>::template bytes_for<T>(chunk * detail::padded_vocabulary(vocabulary)) +
-         arena<M>::template bytes_for<float>(chunk);
+         arena<M>::template bytes_for<float>(chunk) +
+         (with_merge ? arena<M>::template bytes_for<float>(chunk * softmax_statistics_row::width) : 0);
 }
 
 /// The summed loss of in[rows, w] weight[V, w]^T against targets[rows] (`ignore_index`: no loss, no gradient)
 /// and the number of counted rows; the gradients of the sum times gradient_scale where views are given.
-/// Throws size_error for extents that do not fit or a target outside [0, V) (on a device later, as
-/// cross_entropy does).
-template <exec::space Ex, storage_scalar T, storage_scalar G>
+/// With a merge, weight may be a slice (or have no rows): the gradient of `in` is then this rank's summand,
+/// and the loss the whole one on every rank. Throws size_error for extents that do not fit, a slice that is
+/// no part of the vocabulary, or a target outside it (on a device later, as cross_entropy does).
+template <exec::space Ex, storage_scalar T, storage_scalar G, statistics_merge<Ex> Merge = whole_vocabulary>
 sum_and_count
 linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::memory> gradients,
                      input<T, 2, typename Ex::memory> in, input<T, 2, typename Ex::memory> weight,
                      input<std::int32_t, 1, typename Ex::memory> targets,
                      linear_cross_entropy_options<typename Ex::memory> options,
-                     arena<typename Ex::memory>& memory, site where = site::here()) {
+                     arena<typename Ex::memory>& memory, Merge&& merge = {}, site where = site::here()) {
+  constexpr auto whole = std::same_as<std::remove_cvref_t<Merge>, whole_vocabulary>;
   auto const rows = in.extent(0), width = in.extent(1), vocabulary = weight.extent(0);
   auto const wants_input = gradients.input.data() != nullptr;
   auto const wants_weight = gradients.weight.data() != nullptr;
@@ -5032,11 +6592,20 @@ linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::m
   require_extents_or_none("linear_cross_entropy", "the gradient of weight", gradients.weight,
                           weight.extents(), where);
 
+  detail::vocabulary_slice const slice("linear_cross_entropy", options.first_class, vocabulary,
+                                       options.classes, where);
+  if (whole && slice.vocabulary != vocabulary)
+    throw size_error("E-ops-015", where, "linear_cross_entropy: weight has ", vocabulary, " of ",
+                     slice.vocabulary, " classes, and nothing was given that merges statistics over ranks");
+
   arena_scope const scope(memory);
   auto const chunk = detail::chunk_of<typename Ex::memory>(rows, options.chunk_rows);
   auto const logits = memory.template take<T, 2>({chunk, detail::padded_vocabulary(vocabulary)}, where)
                           .slice(1, 0, vocabulary);
   auto const losses = memory.template take<float, 1>({chunk}, where);
+  view<float, 2, typename Ex::memory> statistics;
+  if constexpr (!whole)
+    statistics = memory.template take<float, 2>({chunk, softmax_statistics_row::width}, where);
   if (rows == 0 && wants_weight && !options.accumulate)
     matmul(ex, gradients.weight, logits, in, {.transpose_a = true}, where);
 
@@ -5046,14 +6615,32 @@ linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::m
     auto const part = in.slice(0, row, end);
     auto const part_logits = logits.slice(0, 0, end - row);
     matmul(ex, part_logits, part, weight, {.transpose_b = true}, where);
-    auto const loss =
-        cross_entropy(ex, part_logits, losses.slice(0, 0, end - row), targets.slice(0, row, end),
-                      {.label_smoothing = options.label_smoothing,
-                       .z_loss = options.z_loss,
-                       .gradient_scale = options.gradient_scale,
-                       .write_gradient = wants_input || wants_weight,
-                       .totals = options.totals},
-                      where);
+    auto const part_losses = losses.slice(0, 0, end - row);
+    auto const part_targets = targets.slice(0, row, end);
+    sum_and_count loss;
+    if constexpr (whole) {
+      loss = cross_entropy(ex, part_logits, part_losses, part_targets,
+                           {.label_smoothing = options.label_smoothing,
+                            .z_loss = options.z_loss,
+                            .gradient_scale = options.gradient_scale,
+                            .write_gradient = wants_input || wants_weight,
+                            .totals = options.totals},
+                           where);
+    } else {
+      auto const part_statistics = statistics.slice(0, 0, end - row);
+      softmax_statistics(ex, part_statistics, part_logits, part_targets,
+                         {.first_class = options.first_class, .classes = slice.vocabulary}, where);
+      merge(ex, part_statistics);
+      loss = cross_entropy_of(ex, part_logits, part_losses, part_targets, part_statistics,
+                              {.first_class = options.first_class,
+                               .classes = slice.vocabulary,
+                               .label_smoothing = options.label_smoothing,
+                               .z_loss = options.z_loss,
+                               .gradient_scale = options.gradient_scale,
+                               .write_gradient = wants_input || wants_weight,
+                               .totals = options.totals},
+                              where);
+    }
     total.sum += loss.sum;
     total.count += loss.count;
     if (wants_input) matmul(ex, gradients.input.slice(0, row, end), part_logits, weight, {}, where);
@@ -5065,6 +6652,107 @@ linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::m
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// Joins what attention found in two disjoint sets of keys, for the same queries: with `out` and
+/// `log_sum_exp` of one set and `part` and `part_log_sum_exp` of the other,
+///
+///     top = max(log_sum_exp, part_log_sum_exp),  a = exp(log_sum_exp - top),  b = exp(part_log_sum_exp -
+///     top) out = (a out + b part) / (a + b),          log_sum_exp = top + log(a + b)
+///
+/// which is attention over both sets, whatever the size of the scores (Rabe and Staats, "Self-attention does
+/// not need O(n^2) memory", 2021). A query whose log_sum_exp is minus infinity saw no key: its row is not
+/// read.
+///
+///     ops::merge_attention(ex, out, log_sum_exp, part, part_log_sum_exp);
+///
+/// `out` is in fp32, so that a sequence of merges rounds no more than one attention does; ops/copy_rows.hpp
+/// brings it to its storage type at the end. Cost: two reads and a write an element.
+#ifndef TESSERA_OPS_MERGE_ATTENTION_HPP
+#define TESSERA_OPS_MERGE_ATTENTION_HPP
+
+#include <limits>
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+/// What becomes of one query's row: out = of_out out + of_part part. A factor of 0 takes nothing, not even a
+/// NaN.
+struct merge_factors {
+  float of_out, of_part, log_sum_exp;
+
+  TESSERA_HOST_DEVICE merge_factors(float out, float part) noexcept {
+    constexpr auto nothing = -std::numeric_limits<float>::infinity();
+    if (part == nothing) {
+      of_out = 1, of_part = 0, log_sum_exp = out;
+    } else if (out == nothing) {
+      of_out = 0, of_part = 1, log_sum_exp = part;
+    } else {
+      auto const top = elementary::larger(out, part);
+      auto const a = elementary::exp(out - top), b = elementary::exp(part - top);
+      of_out = a / (a + b);
+      of_part = b / (a + b);
+      log_sum_exp = top + elementary::log(a + b);
+    }
+  }
+};
+
+/// One implementation a backend: `run(ex, out, log_sum_exp, part, part_log_sum_exp)`.
+template <class Backend>
+struct merge_attention_on;
+
+/// out[B, T, H, D] and part alike may be strided with dense rows, log_sum_exp[B, H, T] and its part may have
+/// gaps between rows of T. out and part do not overlap. Throws size_error.
+template <exec::space Ex, class T>
+  requires storage_scalar<std::remove_const_t<T>>
+void merge_attention(Ex& ex, view<float, 4, typename Ex::memory> out,
+                     view<float, 3, typename Ex::memory> log_sum_exp, view<T, 4, typename Ex::memory> part,
+                     input<float, 3, typename Ex::memory> part_log_sum_exp, site where = site::here()) {
+  require_dense_rows("merge_attention", "out", out, where);
+  require_rows("merge_attention", "part", part, out.extents(), where);
+  extents<3> const sums{out.extent(0), out.extent(2), out.extent(1)};
+  require_rows("merge_attention", "log_sum_exp", log_sum_exp, sums, where);
+  require_rows("merge_attention", "part_log_sum_exp", part_log_sum_exp, sums, where);
+  merge_attention_on<typename Ex::backend>::run(
+      ex, out, log_sum_exp, view<std::remove_const_t<T> const, 4, typename Ex::memory>(part),
+      part_log_sum_exp);
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+/// merge_attention on the host: one vectorised pass over each row.
+#ifndef TESSERA_OPS_HOST_MERGE_ATTENTION_HPP
+#define TESSERA_OPS_HOST_MERGE_ATTENTION_HPP
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+template <>
+struct merge_attention_on<exec::host_backend> {
+  template <exec::host_space Ex, storage_scalar T>
+  static void run(Ex& ex, view<float, 4> out, view<float, 3> log_sum_exp, view<T const, 4> part,
+                  view<float const, 3> part_log_sum_exp) {
+    auto const tokens = out.extent(1), heads = out.extent(2), width = out.extent(3);
+    host_detail::for_rows(ex, out.extent(0) * tokens * heads, width, [=](index_t row) {
+      auto const b = row / heads / tokens, t = row / heads % tokens, h = row % heads;
+      auto& sum = *log_sum_exp.address(b, h, t);
+      merge_factors const f(sum, *part_log_sum_exp.address(b, h, t));
+      sum = f.log_sum_exp;
+      if (f.of_part == 0) return;
+      auto* y = out.address(b, t, h, 0);
+      auto const* x = part.address(b, t, h, 0);
+      if (f.of_out == 0) {
+        TESSERA_SIMD()
+        for (index_t i = 0; i < width; ++i) y[i] = f.of_part * static_cast<float>(x[i]);
+      } else {
+        TESSERA_SIMD()
+        for (index_t i = 0; i < width; ++i) y[i] = f.of_out * y[i] + f.of_part * static_cast<float>(x[i]);
+      }
+    });
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
 
 #endif
 /// Normal random numbers by index (core/philox.hpp): out[i] = mean + deviation * normal number first + i of
@@ -5335,17 +7023,17 @@ struct rms_norm_on<exec::host_backend> {
 namespace tessera::inline TESSERA_ABI::ops {
 
 struct rotary_options {
-  float theta = 10000;        ///< Base of the wavelengths.
-  index_t first_position = 0; ///< Position of x(:, 0, :, :); of the next token when decoding with a cache.
-  bool inverse = false;       ///< Turn back: the gradient of the forward.
+  float theta = 10000;            ///< Base of the wavelengths.
+  token_positions positions = {}; ///< Of x(:, t, :, :); when decoding with a cache, they go on behind it.
+  bool inverse = false;           ///< Turn back: the gradient of the forward.
 };
 
 /// One implementation a backend: `run(ex, x, options, where)`.
 template <class Backend>
 struct rotary_on;
 
-/// Throws size_error where D is odd, the last stride is not 1 or first_position is negative; config_error for
-/// a theta that is not positive.
+/// Throws size_error where D is odd, the last stride is not 1, or positions are negative or occur twice;
+/// config_error for a theta that is not positive.
 template <exec::space Ex, storage_scalar T>
 void rotary(Ex& ex, view<T, 4, typename Ex::memory> x, rotary_options options = {},
             site where = site::here()) {
@@ -5353,9 +7041,9 @@ void rotary(Ex& ex, view<T, 4, typename Ex::memory> x, rotary_options options = 
   if (x.extent(3) % 2 != 0)
     throw size_error("E-ops-007", where, "rotary: heads have ", x.extent(3),
                      " elements, need an even number");
-  if (options.first_position < 0)
-    throw size_error("E-ops-008", where, "rotary: first_position is ", options.first_position,
-                     ", must not be negative");
+  if (!options.positions.fit(x.extent(1), (std::numeric_limits<index_t>::max)()))
+    throw size_error("E-ops-008", where, "rotary: the tokens stand at ", options.positions.text(x.extent(1)),
+                     ", must count from 0, each position once");
   if (!(options.theta > 0))
     throw config_error("E-ops-009", where, "rotary: theta is ", options.theta, ", must be positive");
   rotary_on<typename Ex::backend>::run(ex, x, options, where);
@@ -5410,13 +7098,14 @@ struct rotary_on<exec::host_backend> {
     auto const batch = x.extent(0), sequence = x.extent(1), heads = x.extent(2), half = x.extent(3) / 2;
     if (x.empty()) return;
     auto const* angles =
-        ex.template handle<tables>().of(options.theta, half, options.first_position, sequence, where);
+        ex.template handle<tables>().of(options.theta, half, options.positions.end(sequence), where);
     auto const sign = options.inverse ? -1.0f : 1.0f;
+    auto const positions = options.positions;
     host_detail::for_rows(ex, batch * sequence, heads * 2 * half, [=](index_t row) {
-      auto const position = options.first_position + row % sequence;
-      auto const* cosine = angles + position * 2 * half;
+      auto const t = row % sequence;
+      auto const* cosine = angles + positions(t) * 2 * half;
       auto const* sine = cosine + half;
-      auto* token = x.data() + row / sequence * x.stride(0) + row % sequence * x.stride(1);
+      auto* token = x.data() + row / sequence * x.stride(0) + t * x.stride(1);
       for (index_t h = 0; h < heads; ++h) {
         auto* first = token + h * x.stride(2);
         auto* second = first + half;
@@ -5437,8 +7126,7 @@ private:
   public:
     explicit tables(memory_account account) noexcept : account_(account) {}
 
-    float const* of(float theta, index_t half, index_t first, index_t count, site where) {
-      auto const positions = element_count<1>({first + count}, where);
+    float const* of(float theta, index_t half, index_t positions, site where) {
       for (auto& known : tables_)
         if (known.theta == theta && known.half == half) return known.up_to(positions, account_, where);
       tables_.push_back({theta, half, 0, {}});
@@ -5663,7 +7351,12 @@ enum class reduction : std::uint8_t { sum, max, min };
 /// once. The same bits on every model and in every run. native: the message passing library's own reduction:
 /// one call, an order and a rounding of its choice, no overflow check. `self` and `threads` have no such
 /// library; there it is rank_order.
-enum class summation : std::uint8_t { rank_order, native };
+/// binary_tree: as rank_order, but floating-point sums over n ranks are tree(0, n), where tree(r, 1) is what
+/// rank r has and tree(r, n) = tree(r, h) + tree(r + h, n - h) with h the largest power of two below n:
+/// ((0+1)+(2+3)) + ((4+5)+6) for seven. So ranks may add aligned pairs beforehand, in the same way: 8 values
+/// on 8 ranks, on 4 ranks that each keep the fp32 sum of two, or on one that adds them all give the same
+/// bits.
+enum class summation : std::uint8_t { rank_order, native, binary_tree };
 
 struct reduce_options {
   reduction operation = reduction::sum;
@@ -5697,8 +7390,9 @@ constexpr char const* name_of(reduction operation) noexcept {
   constexpr char const* names[] = {"sum", "max", "min"};
   return names[static_cast<int>(operation)];
 }
-constexpr char const* name_of(summation order) noexcept {
-  return order == summation::native ? "native" : "rank_order";
+constexpr char const* name_of(summation kind) noexcept {
+  constexpr char const* names[] = {"rank_order", "native", "binary_tree"};
+  return names[static_cast<int>(kind)];
 }
 
 /// What reductions take: the storage types, double, and integers other than bool.
@@ -5721,11 +7415,23 @@ struct communicator_options {
   double stall_limit = 0;
 };
 
-/// Calls, payload and time of one kind of call. Payload is the larger of the caller's two buffers: n bytes
-/// for an all_reduce of n bytes, the whole length for reduce_scatter and all_gather.
+/// Calls, payload, what this rank sends, and time of one kind of call. Payload is the larger of the caller's
+/// two buffers: n bytes for an all_reduce of n bytes, the whole length for reduce_scatter and all_gather.
+///
+/// `sent` is what a rank of N sends where data is moved as the usual algorithms move it, whatever the library
+/// below really does (for long messages both orders of sums do just this). With n bytes of payload:
+///
+///     all_reduce                           2 n (N-1)/N    a reduce_scatter and an all_gather
+///     reduce_scatter, all_gather, split      n (N-1)/N    all parts but one, taken as equal
+///     broadcast, reduce                      n            down or up a chain of ranks; 0 where N = 1
+///     all_to_all, scatter                    its input without its own part; scatter: 0 but on the root
+///     gather                                 its part; 0 on the root
+///     send                                   n
+///     receive, barrier                       0
 struct traffic {
   index_t calls = 0;
   index_t bytes = 0;
+  index_t sent = 0;
   double seconds = 0;
 };
 
@@ -5733,12 +7439,20 @@ struct traffic {
 /// calls, waiting included) only after `time_calls(true)`, since reading the clock twice costs some 50 ns.
 class traffic_meter {
 public:
-  traffic of(collective what) const noexcept { return entries_[static_cast<int>(what)]; }
+  explicit traffic_meter(int ranks = 1) noexcept : ranks_(ranks) {}
+
+  traffic of(collective what) const noexcept {
+    auto entry = entries_[static_cast<int>(what)];
+    entry.sent += sent_by_formula(what, entry.bytes);
+    return entry;
+  }
   traffic total() const noexcept {
     traffic sum;
-    for (auto const& entry : entries_) {
+    for (int what = 0; what < collective_count; ++what) {
+      auto const entry = of(static_cast<collective>(what));
       sum.calls += entry.calls;
       sum.bytes += entry.bytes;
+      sum.sent += entry.sent;
       sum.seconds += entry.seconds;
     }
     return sum;
@@ -5749,17 +7463,40 @@ public:
     for (auto& entry : entries_) entry = {};
   }
 
-  void count(collective what, index_t bytes) noexcept {
+  /// One call. `sent` is what its payload does not tell: of all_to_all, scatter, gather and send.
+  void count(collective what, index_t bytes, index_t sent = 0) noexcept {
     auto& entry = entries_[static_cast<int>(what)];
     ++entry.calls;
     entry.bytes += bytes;
+    entry.sent += sent;
   }
   void add_time(collective what, double seconds) noexcept {
     entries_[static_cast<int>(what)].seconds += seconds;
   }
 
 private:
+  index_t sent_by_formula(collective what, index_t bytes) const noexcept {
+    auto const others = index_t{ranks_} - 1;
+    auto const parts_of_others = [&](index_t times) { // in this order: nothing overflows
+      return times * (bytes / ranks_ * others) + times * (bytes % ranks_) * others / ranks_;
+    };
+    switch (what) {
+    case collective::all_reduce:
+      return parts_of_others(2);
+    case collective::reduce_scatter:
+    case collective::all_gather:
+    case collective::split:
+      return parts_of_others(1);
+    case collective::broadcast:
+    case collective::reduce:
+      return others > 0 ? bytes : 0;
+    default:
+      return 0;
+    }
+  }
+
   traffic entries_[collective_count];
+  int ranks_;
   bool timed_ = false;
 };
 
@@ -5911,13 +7648,14 @@ constexpr bool is_integer(element type) noexcept {
   return type >= element::i8;
 }
 
-/// Reduces `n` elements of `ranks` pieces, `stride` elements apart, in rank order.
+/// Reduces `n` elements of `ranks` pieces, `stride` elements apart, in rank order or as a binary tree.
 struct combine_step {
   void* out = nullptr;
   void const* pieces = nullptr;
   index_t n = 0, stride = 0;
   int ranks = 1;
   reduction operation = reduction::sum;
+  summation order = summation::rank_order;
   site where{};
 };
 /// `space` is what the transport computes with: the host needs none. False: integer overflow.
@@ -5937,16 +7675,22 @@ struct call {
   int root = -1;                       // or the peer of send and receive
   int tag = -1;
   reduction operation = reduction::sum;
-  summation order = summation::native; // rank_order in reductions that ask for it
+  summation order = summation::native; // another one in reductions that ask for it
   combine_function combine = nullptr;
   bool on_device = false; // both buffers are in memory that the host does not reach
   site where{};
 
-  bool reduces() const noexcept {
+  [[gnu::always_inline]] bool reduces() const noexcept {
     return what == collective::reduce || what == collective::all_reduce || what == collective::reduce_scatter;
   }
-  bool is_point_to_point() const noexcept { return what == collective::send || what == collective::receive; }
-  bool has_own_counts() const noexcept { return what == collective::all_to_all && in_counts != nullptr; }
+  /// Whether the order of its sum is the same everywhere, and the library's own reduction will not do.
+  [[gnu::always_inline]] bool fixes_order() const noexcept { return order != summation::native; }
+  [[gnu::always_inline]] bool is_point_to_point() const noexcept {
+    return what == collective::send || what == collective::receive;
+  }
+  [[gnu::always_inline]] bool has_own_counts() const noexcept {
+    return what == collective::all_to_all && in_counts != nullptr;
+  }
 };
 
 /// On what ranks must agree, and where this rank stands. Fixed size, no pointers: it travels.
@@ -6049,7 +7793,7 @@ struct transfer {
   site where{};
 };
 
-inline transfer transfer_of(call const& c) noexcept {
+[[gnu::always_inline]] inline transfer transfer_of(call const& c) noexcept {
   transfer t;
   t.what = c.what == collective::split ? collective::all_gather : c.what;
   t.type = c.type;
@@ -6130,7 +7874,7 @@ class describer {
 public:
   describer(int my_rank, int ranks) noexcept : rank(my_rank), size(ranks) {}
 
-  static call named(collective what, site where) noexcept {
+  [[gnu::always_inline]] static call named(collective what, site where) noexcept {
     call c;
     c.what = what;
     c.where = where;
@@ -6146,7 +7890,7 @@ public:
     c.root = root;
     return c;
   }
-  static void reduce_with(call& c, reduce_options how) noexcept {
+  [[gnu::always_inline]] static void reduce_with(call& c, reduce_options how) noexcept {
     c.operation = how.operation;
     c.order = how.order;
   }
@@ -6258,7 +8002,8 @@ public:
 
 private:
   template <class Span>
-  call message(collective what, Span out, input_like<Span> in, int peer, int tag, site where) const {
+  [[gnu::always_inline]] call message(collective what, Span out, input_like<Span> in, int peer, int tag,
+                                      site where) const {
     check_rank(peer, what == collective::send ? "to" : "from", what, where);
     if (tag < 0 || tag > 32767)
       throw size_error("E-comm-006", where, name_of(what), ": `tag` is ", tag, " on rank ", rank,
@@ -6270,7 +8015,8 @@ private:
     return c;
   }
   template <class Span>
-  static call describe(collective what, Span out, input_like<Span> in, site where) noexcept {
+  [[gnu::always_inline]] static call describe(collective what, Span out, input_like<Span> in,
+                                              site where) noexcept {
     auto c = named(what, where);
     c.type = element_of<typename Span::value_type>();
     c.on_device = !memory_of<Span>::host_accessible;
@@ -6280,15 +8026,12 @@ private:
     c.out_items = static_cast<index_t>(out.size());
     return c;
   }
+  // What throws stands apart, so that nothing of it is prepared before it is needed.
   void expect(index_t items, index_t expected, char const* which, collective what, site where) const {
-    if (items != expected)
-      throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items,
-                       " elements on rank ", rank, " of ", size, ", need ", expected);
+    if (items != expected) refuse_length(items, expected, which, what, where);
   }
   void check_rank(int root, char const* which, collective what, site where) const {
-    if (root < 0 || root >= size)
-      throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", rank,
-                       ", need 0 to ", size - 1);
+    if (root < 0 || root >= size) refuse_rank(root, which, what, where);
   }
   index_t sum_of(counts_span counts, char const* which, collective what, site where) const {
     expect(static_cast<index_t>(counts.size()), size, which, what, where);
@@ -6301,20 +8044,35 @@ private:
   }
   index_t times_size(index_t items, char const* which, collective what, site where) const {
     index_t product = 0;
-    if (__builtin_mul_overflow(items, index_t{size}, &product))
-      throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ",
-                       size, " ranks is more than 2^63 - 1 elements");
+    if (__builtin_mul_overflow(items, index_t{size}, &product)) refuse_product(items, which, what, where);
     return product;
   }
-  index_t my_offset(call const& c) const noexcept { return offset_of(rank, c.count, c.in_counts); }
+  [[gnu::always_inline]] index_t my_offset(call const& c) const noexcept {
+    return offset_of(rank, c.count, c.in_counts);
+  }
   /// `out` may begin `offset` elements before `in` does, and not overlap it otherwise.
-  void forbid_overlap(call const& c, index_t offset, site where) const {
+  [[gnu::always_inline]] void forbid_overlap(call const& c, index_t offset, site where) const {
     auto const item = bytes_of(c.type);
     auto const distance = reinterpret_cast<std::intptr_t>(c.in) - reinterpret_cast<std::intptr_t>(c.out);
     if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
       refuse_overlap(c.what, where);
   }
-  [[noreturn, gnu::cold]] void refuse_overlap(collective what, site where) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void
+  refuse_length(index_t items, index_t expected, char const* which, collective what, site where) const {
+    throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items, " elements on rank ",
+                     rank, " of ", size, ", need ", expected);
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_product(index_t items, char const* which,
+                                                             collective what, site where) const {
+    throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ", size,
+                     " ranks is more than 2^63 - 1 elements");
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_rank(int root, char const* which, collective what,
+                                                          site where) const {
+    throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", rank,
+                     ", need 0 to ", size - 1);
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_overlap(collective what, site where) const {
     throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", rank,
                      " in a way that this call does not allow");
   }
@@ -6406,18 +8164,19 @@ inline void compare_terms(std::vector<communicator_terms> const& all, int self, 
 
 #endif
 /// How a call is carried out over a transport, written once for all models: signatures compared, buffers
-/// guarded, rank_order as exchange, sum and collect, and the order in which steps of several calls may go.
+/// guarded, a fixed order of sums as exchange, sum and collect, and the order in which steps of several calls
+/// may go.
 #ifndef TESSERA_COMM_DETAIL_OPERATION_HPP
 #define TESSERA_COMM_DETAIL_OPERATION_HPP
 
 #include <exception>
 
-/// A reduction in rank_order as two exchanges with a sum between them, for transports of any memory: each
-/// rank adds up one slice, or, where the vector is short, all of it.
+/// A reduction in rank_order or as a binary_tree: two exchanges with a sum between them, for transports of
+/// any memory. Each rank adds up one slice, or, where the vector is short, all of it.
 #ifndef TESSERA_COMM_DETAIL_RANK_ORDER_HPP
 #define TESSERA_COMM_DETAIL_RANK_ORDER_HPP
 
-/// The arithmetic of rank_order: element by element, rank 0 first, accumulated in fp32 or better, rounded
+/// The arithmetic of rank_order and binary_tree: element by element, accumulated in fp32 or better, rounded
 /// once.
 #ifndef TESSERA_COMM_DETAIL_COMBINE_HPP
 #define TESSERA_COMM_DETAIL_COMBINE_HPP
@@ -6486,14 +8245,51 @@ bool combine_into(A* a, T const* b, index_t n, reduction operation) noexcept {
   return combine_into<reduction::sum>(a, b, n);
 }
 
+/// How many of `n` summands the left branch of their tree has: the largest power of two below n, n > 1.
+constexpr int left_branch(int n) noexcept {
+  int h = 1;
+  while (h < n - h) h *= 2;
+  return h;
+}
+
+/// sum[i] = the tree over the `ranks` pieces that start at `pieces`, as summation::binary_tree says. `length`
+/// is a tile at most; what is on the stack is one tile for each level of the tree.
+template <index_t Tile, class A, class T>
+void add_as_tree(A* sum, T const* pieces, index_t stride, int ranks, index_t length) noexcept {
+  if (ranks == 1) {
+    for (index_t i = 0; i < length; ++i) sum[i] = static_cast<A>(pieces[i]);
+    return;
+  }
+  auto const left = left_branch(ranks);
+  auto const* others = pieces + left * stride;
+  add_as_tree<Tile>(sum, pieces, stride, left, length);
+  if (left + 1 == ranks) {
+    combine_into<reduction::sum>(sum, others, length);
+    return;
+  }
+  A right[Tile];
+  add_as_tree<Tile>(right, others, stride, ranks - left, length);
+  combine_into<reduction::sum>(sum, right, length);
+}
+
 /// out[i] = reduction over r of pieces[r * stride + i]. `out` may be the first piece. Works through tiles
-/// that stay in the first-level cache.
+/// that stay in the first-level cache. The order of the ranks is nothing to integers, maxima and minima.
 template <reducible_scalar T>
 bool combine(void*, combine_step const& step) {
   constexpr index_t tile = 1024;
   auto* out = static_cast<T*>(step.out);
   auto const* pieces = static_cast<T const*>(step.pieces);
   accumulator_t<T> sum[tile];
+  if constexpr (std::floating_point<accumulator_t<T>>)
+    if (step.order == summation::binary_tree && step.operation == reduction::sum) {
+      constexpr index_t branch = 256; // as much on the stack for each level
+      for (index_t begin = 0; begin < step.n; begin += branch) {
+        auto const length = step.n - begin < branch ? step.n - begin : branch;
+        add_as_tree<branch>(sum, pieces + begin, step.stride, step.ranks, length);
+        for (index_t i = 0; i < length; ++i) out[begin + i] = static_cast<T>(sum[i]);
+      }
+      return true;
+    }
   bool exact = true;
   for (index_t begin = 0; begin < step.n; begin += tile) {
     auto const length = step.n - begin < tile ? step.n - begin : tile;
@@ -6517,7 +8313,7 @@ constexpr index_t slice_begin(index_t n, int ranks, int rank) noexcept {
   return n / ranks * rank + (rank < extra ? rank : extra);
 }
 
-/// Up to here an all_reduce in rank_order sends whole vectors to all, one message instead of two.
+/// Up to here an all_reduce in a fixed order sends whole vectors to all, one message instead of two.
 inline constexpr index_t whole_vector_bytes = 2048;
 
 /// What rank `rank` does in the call `c`.
@@ -6564,6 +8360,7 @@ struct rank_order_steps {
     else if (c.what != collective::reduce_scatter && !whole())
       step.out = at(c.out, slice_begin(c.in_items, ranks, rank) * bytes_of(c.type));
     step.operation = c.operation;
+    step.order = c.order;
     step.where = c.where;
     return step;
   }
@@ -6575,7 +8372,8 @@ struct rank_order_steps {
     step.in = sum(pieces).out;
     step.out = c.what == collective::reduce && rank != c.root ? nullptr : c.out;
     step.count = items();
-    step.in_counts = step.out_counts = sends;
+    // Equal slices need no counts, and libraries are better at those.
+    step.in_counts = step.out_counts = c.in_items % ranks == 0 ? nullptr : sends;
     return step;
   }
 };
@@ -6631,8 +8429,9 @@ void* room(buffer<Memory>& memory, index_t bytes, memory_account account, site w
   return memory.data();
 }
 
-/// Native reductions cannot write into what they read: such an output is delivered at the end.
-inline bool needs_staging(call const& c) noexcept {
+/// Native reductions cannot write into what they read: such an output is delivered at the end. (Inlined
+/// always: a call that is looked at from elsewhere must stand in memory.)
+[[gnu::always_inline]] inline bool needs_staging(call const& c) noexcept {
   auto const item = bytes_of(c.type);
   return c.what == collective::reduce_scatter && overlap(c.in, c.in_items * item, c.out, c.out_items * item);
 }
@@ -6742,9 +8541,7 @@ struct operation {
     lent = {};
     next = nullptr;
   }
-  bool in_rank_order() const noexcept {
-    return request.reduces() && (request.order == summation::rank_order || !T::reduces);
-  }
+  bool in_fixed_order() const noexcept { return request.reduces() && (request.fixes_order() || !T::reduces); }
 };
 
 /// The tables of an operation, in elements of index_t: what each rank gets of me and I of each; the caller's
@@ -6806,7 +8603,7 @@ public:
   T transport;
   communicator_options const options;
   std::uint64_t const group;
-  traffic_meter meter;
+  traffic_meter meter{transport.size()};
   memory_meter memory;
   std::int64_t sequence = 0;
 
@@ -7092,7 +8889,7 @@ private:
     one.at = stage::data;
     auto const& c = one.request;
     auto step = transfer_of(c);
-    if (!one.in_rank_order()) {
+    if (!one.in_fixed_order()) {
       if (needs_staging(c)) { // a native reduction into its own input
         step.out = room(one.staged, c.out_items * bytes_of(c.type), account(), c.where);
         one.delivers = true;
@@ -7286,8 +9083,9 @@ public:
   traffic_meter const& meter() const noexcept { return engine_->meter; }
   /// What this communicator itself holds: memory for exchanges, kept from call to call.
   memory_meter const& memory() const noexcept { return engine_->memory; }
-  /// An upper bound of the memory that one all_reduce, reduce or reduce_scatter of n T in rank_order keeps at
-  /// the unchecked level; calls one after another share it, requests in flight at once have one each.
+  /// An upper bound of the memory that one all_reduce, reduce or reduce_scatter of n T in rank_order or
+  /// binary_tree keeps at the unchecked level; calls one after another share it, requests in flight at once
+  /// have one each.
   template <reducible_scalar R>
   static constexpr index_t scratch_bytes(index_t n, int ranks) noexcept {
     constexpr auto item = static_cast<index_t>(sizeof(R));
@@ -7296,137 +9094,142 @@ public:
     return (whole > slices ? whole : slices) + table_layout{ranks, false, false}.bytes();
   }
 
-  void barrier(site where = site::here()) { block(words().named(collective::barrier, where)); }
+  void barrier(site const& where = site::here()) { block(words().named(collective::barrier, where)); }
 
   template <message_of<Engine> Span>
-  void broadcast(Span data, int root, site where = site::here()) {
+  void broadcast(Span data, int root, site const& where = site::here()) {
     block(words().broadcast(data, root, where));
   }
   template <message_of<Engine> Span>
-  [[nodiscard]] request start_broadcast(Span data, int root, site where = site::here()) {
+  [[nodiscard]] request start_broadcast(Span data, int root, site const& where = site::here()) {
     return start(words().broadcast(data, root, where));
   }
 
   template <summand_of<Engine> Span>
-  void reduce(Span out, input_like<Span> in, int root, reduce_options how = {}, site where = site::here()) {
+  void reduce(Span out, input_like<Span> in, int root, reduce_options how = {},
+              site const& where = site::here()) {
     block(summed<Span>(words().reduce(out, in, root, how, where)));
   }
 
   template <summand_of<Engine> Span>
-  void all_reduce(Span in_out, reduce_options how = {}, site where = site::here()) {
+  void all_reduce(Span in_out, reduce_options how = {}, site const& where = site::here()) {
     block(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
   }
   template <summand_of<Engine> Span>
-  void all_reduce(Span out, input_like<Span> in, reduce_options how = {}, site where = site::here()) {
+  void all_reduce(Span out, input_like<Span> in, reduce_options how = {}, site const& where = site::here()) {
     block(summed<Span>(words().all_reduce(out, in, how, where)));
   }
   template <reducible_scalar R>
-  [[nodiscard]] R all_reduce(R value, reduce_options how = {}, site where = site::here()) {
+  [[nodiscard]] R all_reduce(R value, reduce_options how = {}, site const& where = site::here()) {
     all_reduce(std::span<R>(&value, 1), how, where);
     return value;
   }
   template <summand_of<Engine> Span>
-  [[nodiscard]] request start_all_reduce(Span in_out, reduce_options how = {}, site where = site::here()) {
+  [[nodiscard]] request start_all_reduce(Span in_out, reduce_options how = {},
+                                         site const& where = site::here()) {
     return start(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_all_reduce(Span out, input_like<Span> in, reduce_options how = {},
-                                         site where = site::here()) {
+                                         site const& where = site::here()) {
     return start(summed<Span>(words().all_reduce(out, in, how, where)));
   }
 
   template <summand_of<Engine> Span>
-  void reduce_scatter(Span out, input_like<Span> in, reduce_options how = {}, site where = site::here()) {
+  void reduce_scatter(Span out, input_like<Span> in, reduce_options how = {},
+                      site const& where = site::here()) {
     block(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
   }
   template <summand_of<Engine> Span>
   void reduce_scatter_v(Span out, input_like<Span> in, counts_span counts, reduce_options how = {},
-                        site where = site::here()) {
+                        site const& where = site::here()) {
     block(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_reduce_scatter(Span out, input_like<Span> in, reduce_options how = {},
-                                             site where = site::here()) {
+                                             site const& where = site::here()) {
     return start(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_reduce_scatter_v(Span out, input_like<Span> in, counts_span counts,
-                                               reduce_options how = {}, site where = site::here()) {
+                                               reduce_options how = {}, site const& where = site::here()) {
     return start(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
   }
 
   template <message_of<Engine> Span>
-  void all_gather(Span out, input_like<Span> in, site where = site::here()) {
+  void all_gather(Span out, input_like<Span> in, site const& where = site::here()) {
     block(words().gather(collective::all_gather, out, in, nullptr, -1, where));
   }
   template <message_of<Engine> Span>
-  void all_gather_v(Span out, input_like<Span> in, counts_span counts, site where = site::here()) {
+  void all_gather_v(Span out, input_like<Span> in, counts_span counts, site const& where = site::here()) {
     block(words().gather(collective::all_gather, out, in, &counts, -1, where));
   }
   template <message_of<Engine> Span>
-  [[nodiscard]] request start_all_gather(Span out, input_like<Span> in, site where = site::here()) {
+  [[nodiscard]] request start_all_gather(Span out, input_like<Span> in, site const& where = site::here()) {
     return start(words().gather(collective::all_gather, out, in, nullptr, -1, where));
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_gather_v(Span out, input_like<Span> in, counts_span counts,
-                                           site where = site::here()) {
+                                           site const& where = site::here()) {
     return start(words().gather(collective::all_gather, out, in, &counts, -1, where));
   }
   template <message_of<Engine> Span>
-  void gather(Span out, input_like<Span> in, int root, site where = site::here()) {
+  void gather(Span out, input_like<Span> in, int root, site const& where = site::here()) {
     block(words().gather(collective::gather, out, in, nullptr, root, where));
   }
   template <message_of<Engine> Span>
-  void gather_v(Span out, input_like<Span> in, counts_span counts, int root, site where = site::here()) {
+  void gather_v(Span out, input_like<Span> in, counts_span counts, int root,
+                site const& where = site::here()) {
     block(words().gather(collective::gather, out, in, &counts, root, where));
   }
 
   template <message_of<Engine> Span>
-  void scatter(Span out, input_like<Span> in, int root, site where = site::here()) {
+  void scatter(Span out, input_like<Span> in, int root, site const& where = site::here()) {
     block(words().scatter(out, in, nullptr, root, where));
   }
   template <message_of<Engine> Span>
-  void scatter_v(Span out, input_like<Span> in, counts_span counts, int root, site where = site::here()) {
+  void scatter_v(Span out, input_like<Span> in, counts_span counts, int root,
+                 site const& where = site::here()) {
     block(words().scatter(out, in, &counts, root, where));
   }
 
   template <message_of<Engine> Span>
-  void all_to_all(Span out, input_like<Span> in, site where = site::here()) {
+  void all_to_all(Span out, input_like<Span> in, site const& where = site::here()) {
     block(words().all_to_all(out, nullptr, in, nullptr, where));
   }
   template <message_of<Engine> Span>
   void all_to_all_v(Span out, counts_span out_counts, input_like<Span> in, counts_span in_counts,
-                    site where = site::here()) {
+                    site const& where = site::here()) {
     block(words().all_to_all(out, &out_counts, in, &in_counts, where));
   }
   template <message_of<Engine> Span>
-  [[nodiscard]] request start_all_to_all(Span out, input_like<Span> in, site where = site::here()) {
+  [[nodiscard]] request start_all_to_all(Span out, input_like<Span> in, site const& where = site::here()) {
     return start(words().all_to_all(out, nullptr, in, nullptr, where));
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_to_all_v(Span out, counts_span out_counts, input_like<Span> in,
-                                           counts_span in_counts, site where = site::here()) {
+                                           counts_span in_counts, site const& where = site::here()) {
     return start(words().all_to_all(out, &out_counts, in, &in_counts, where));
   }
 
   template <readable_by<Engine> Span>
-  void send(Span data, int to, int tag, site where = site::here()) {
+  void send(Span data, int to, int tag, site const& where = site::here()) {
     block(words().send(data, to, tag, where));
   }
   template <message_of<Engine> Span>
-  void receive(Span data, int from, int tag, site where = site::here()) {
+  void receive(Span data, int from, int tag, site const& where = site::here()) {
     block(words().receive(data, from, tag, where));
   }
   template <readable_by<Engine> Span>
-  [[nodiscard]] request start_send(Span data, int to, int tag, site where = site::here()) {
+  [[nodiscard]] request start_send(Span data, int to, int tag, site const& where = site::here()) {
     return start(words().send(data, to, tag, where));
   }
   template <message_of<Engine> Span>
-  [[nodiscard]] request start_receive(Span data, int from, int tag, site where = site::here()) {
+  [[nodiscard]] request start_receive(Span data, int from, int tag, site const& where = site::here()) {
     return start(words().receive(data, from, tag, where));
   }
 
-  [[nodiscard]] Derived split(int color, int key, site where = site::here()) {
+  [[nodiscard]] Derived split(int color, int key, site const& where = site::here()) {
     if (color < 0)
       throw config_error("E-comm-004", where, "split: color ", color, " on rank ", rank(),
                          ", need 0 or more");
@@ -7460,15 +9263,31 @@ private:
     c.combine = Engine::template combiner<typename Span::value_type>();
     return c;
   }
-  void meter_call(call const& c) noexcept {
-    engine_->meter.count(c.what, (c.in_items > c.out_items ? c.in_items : c.out_items) * bytes_of(c.type));
+  [[gnu::always_inline]] void meter_call(call const& c) noexcept {
+    engine_->meter.count(c.what, (c.in_items > c.out_items ? c.in_items : c.out_items) * bytes_of(c.type),
+                         sent_items(c) * bytes_of(c.type));
+  }
+  /// What leaves this rank, of the calls that the meter has no formula for.
+  [[gnu::always_inline]] index_t sent_items(call const& c) const noexcept {
+    switch (c.what) {
+    case collective::send:
+      return c.in_items;
+    case collective::gather:
+      return rank() == c.root ? 0 : c.in_items;
+    case collective::scatter: // `in` is the root's alone
+      return c.in_items > 0 ? c.in_items - c.out_items : 0;
+    case collective::all_to_all:
+      return c.in_items - (c.in_counts != nullptr ? c.in_counts[rank()] : c.count);
+    default:
+      return 0;
+    }
   }
   /// Always inlined, and `c` never given away whole, so that it needs no memory: what is left of a plain call
   /// is the transport's one call.
   [[gnu::always_inline]] void block(call const& c) {
     if constexpr (Engine::direct)
       if (!c.on_device && engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
-          !(c.reduces() && c.order == summation::rank_order)) {
+          !(c.reduces() && c.fixes_order())) {
         meter_call(c);
         return engine_->run(c);
       }
@@ -7791,7 +9610,8 @@ struct group {
     case fate::stalled:
       throw stalled("E-comm-021", where, why);
     case fate::given_up:
-      throw peer_failed("E-comm-017", where, why);
+      throw peer_failed("E-comm-017", where, text_of(sign), " cannot finish: ",
+                        owner.failure.empty() ? why : owner.failure); // what began it, where that is known
     case fate::fine:
       break;
     }
@@ -8124,12 +9944,13 @@ void run_threads(int ranks, F&& body, communicator_options options = {}, site wh
 ///     }
 ///
 /// With `mpi_options{.device_buffers = true}` messages may also be device_spans: the library, which must be
-/// CUDA-aware, moves them itself. Only its own calls go there (no rank_order, no reductions of 16-bit types,
-/// no start_X at the checked level: the host would have to touch the data), and the caller sees to it that
-/// the compute stream has finished writing (`ex.synchronize()`) before it calls.
+/// CUDA-aware, moves them itself. Only its own calls go there (no fixed order of sums, no reductions of
+/// 16-bit types, no start_X at the checked level: the host would have to touch the data), and the caller sees
+/// to it that the compute stream has finished writing (`ex.synchronize()`) before it calls.
 ///
-/// Cost: one MPI call each, except reductions in rank_order (two; one up to 2 KiB) and communicators that are
-/// checked (one more) or have a stall limit (non-blocking calls and polling). Counts are 64-bit (MPI-4).
+/// Cost: one MPI call each, except reductions in a fixed order (two or three; one up to 2 KiB) and
+/// communicators that are checked (one more) or have a stall limit (non-blocking calls and polling). Counts
+/// are 64-bit (MPI-4).
 #ifndef TESSERA_COMM_MPI_HPP
 #define TESSERA_COMM_MPI_HPP
 
@@ -8259,6 +10080,7 @@ public:
                 "receive", t.where);
       return check_length(t, status);
     }
+    if (t.step > 0 && t.what == collective::all_gather && t.out_counts != nullptr) return run_later_gather(t);
     check_mpi(post(t, nullptr, tables_), name_of(t.what), t.where);
   }
   void start(transfer const& t, ticket& k) {
@@ -8311,8 +10133,7 @@ public:
                          " in device memory: ", why, "; use comm::nccl, or host memory");
     };
     if (!device_buffers_) refuse("this communicator was made without mpi_options{.device_buffers = true}");
-    if (c.reduces() && c.order == summation::rank_order)
-      refuse("MPI adds in its own order there: ask for summation::native");
+    if (c.reduces() && c.fixes_order()) refuse("MPI adds in its own order there: ask for summation::native");
     if (c.reduces() && (c.type == element::bf16 || c.type == element::fp16))
       refuse("MPI cannot add 16-bit floating-point numbers there");
     if (wants_host)
@@ -8371,6 +10192,10 @@ private:
     return p;
   }
 
+  /// Where this rank's part begins, in bytes.
+  [[gnu::always_inline]] index_t my_part(transfer const& t, index_t const* counts) const noexcept {
+    return offset_of(rank_, t.count, counts) * bytes_of(t.type);
+  }
   /// The one MPI call of a transfer: blocking without `pending`.
   [[gnu::always_inline]] int post(transfer const& t, MPI_Request* pending, buffer<>& tables) {
     auto const comm = held_.lanes[t.step > 0 ? 1 : 0];
@@ -8378,9 +10203,6 @@ private:
     bool const now = pending == nullptr;
     auto const n = MPI_Count{t.count};
     bool const at_root = rank_ == t.root;
-    auto const my_part = [&](index_t const* counts) {
-      return offset_of(rank_, t.count, counts) * bytes_of(t.type);
-    };
     switch (t.what) {
     case collective::barrier:
       return now ? MPI_Barrier(comm) : MPI_Ibarrier(comm, pending);
@@ -8416,7 +10238,7 @@ private:
       // (Device memory is MPI's to copy: there all ranks are to be in place, or none.)
       auto const* counts = t.out_counts;
       auto const mine = counts != nullptr ? counts[rank_] : t.count;
-      auto* const place_of_mine = at(t.out, my_part(counts));
+      auto* const place_of_mine = at(t.out, my_part(t, counts));
       if (!t.on_device) copy(place_of_mine, t.in, mine * bytes_of(t.type));
       auto const* in = t.on_device && t.in != place_of_mine ? t.in : MPI_IN_PLACE;
       if (counts == nullptr)
@@ -8428,7 +10250,7 @@ private:
     }
     case collective::gather: {
       auto const* counts = t.out_counts;
-      auto const* in = at_root && t.in == at(t.out, my_part(counts)) ? MPI_IN_PLACE : t.in;
+      auto const* in = at_root && t.in == at(t.out, my_part(t, counts)) ? MPI_IN_PLACE : t.in;
       if (counts == nullptr)
         return now ? MPI_Gather_c(in, n, type, t.out, n, type, t.root, comm)
                    : MPI_Igather_c(in, n, type, t.out, n, type, t.root, comm, pending);
@@ -8439,7 +10261,7 @@ private:
     }
     case collective::scatter: {
       auto const* counts = t.in_counts;
-      auto* out = at_root && t.out == at(t.in, my_part(counts)) ? MPI_IN_PLACE : t.out;
+      auto* out = at_root && t.out == at(t.in, my_part(t, counts)) ? MPI_IN_PLACE : t.out;
       if (counts == nullptr)
         return now ? MPI_Scatter_c(t.in, n, type, out, n, type, t.root, comm)
                    : MPI_Iscatter_c(t.in, n, type, out, n, type, t.root, comm, pending);
@@ -8466,6 +10288,15 @@ private:
       break;
     }
     return MPI_ERR_OTHER;
+  }
+
+  /// The slices of a sum, unequal. MPICH's blocking Allgatherv passes long ones round in pieces of 32 KiB,
+  /// each of which waits for the one before on every rank: with 4 ranks on 2 cores 0.4 s a MiB. Its other
+  /// form does not.
+  [[gnu::noinline]] void run_later_gather(transfer const& t) {
+    MPI_Request pending = MPI_REQUEST_NULL;
+    check_mpi(post(t, &pending, tables_), name_of(t.what), t.where);
+    check_mpi(MPI_Wait(&pending, MPI_STATUS_IGNORE), name_of(t.what), t.where);
   }
 
   static void check_length(transfer const& t, MPI_Status const& status) {
@@ -8688,24 +10519,25 @@ int run_mpi(int& argc, char**& argv, F&& body, mpi_options options = {}, site wh
 ///
 /// Order. Calls run in a stream of their own, in the order in which they were made: each after what `ex` had
 /// been given when the call was made. wait() orders the stream of `ex` after the call. The host waits where
-/// it must see something: messages in host memory, barriers, sums of integers in rank_order (overflow), the
-/// checked level, and, since somebody has to watch, every wait() of a communicator with a stall limit.
+/// it must see something: messages in host memory, barriers, sums of integers in a fixed order (overflow),
+/// the checked level, and, since somebody has to watch, every wait() of a communicator with a stall limit.
 /// test() asks and never waits. Without checks and limit, calls on device memory can be captured in a graph.
 ///
 /// Sums. rank_order: exchanged in the storage type and added by a kernel, rank 0 first, in fp32: the same
-/// bits as on every other communicator. native: ncclAllReduce and its kin; NCCL chooses ring, tree or
-/// switch by size and machine, and with it the order of additions; 16-bit floats are added pair by pair,
-/// in fp32 or in the storage type, and rounded each time a partial sum is stored; a NaN may be lost in maxima
-/// and minima; integers wrap. NCCL has no 16-bit integers: those are always added in rank_order.
+/// bits as on every other communicator. binary_tree: the same, added by another kernel. native: ncclAllReduce
+/// and its kin; NCCL chooses ring, tree or switch by size and machine, and with it the order of additions;
+/// 16-bit floats are added pair by pair, in fp32 or in the storage type, and rounded each time a partial sum
+/// is stored; a NaN may be lost in maxima and minima; integers wrap. NCCL has no 16-bit integers: those are
+/// always added in rank_order.
 ///
 /// Messages (send, receive) have no tags in NCCL. Requests for messages go out together when one of them is
 /// waited for or tested, or with the next blocking message; those that go out together are matched by tag,
 /// otherwise the order of a pair of ranks must be the same on both sides. Checked communicators find tags,
 /// types and lengths that differ. Messages and collectives share one stream: use a split where they cross.
 ///
-/// Cost of device calls: one NCCL call or group each; rank_order two and a kernel (one up to 2 KiB). A stall
-/// limit puts NCCL in its non-blocking mode, some 10 us a call. Needs the kernels of comm/cuda/nccl.cuh,
-/// compiled once in the program by nvcc for each type that is reduced.
+/// Cost of device calls: one NCCL call or group each; a fixed order of sums two and a kernel (one up to 2
+/// KiB). A stall limit puts NCCL in its non-blocking mode, some 10 us a call. Needs the kernels of
+/// comm/cuda/nccl.cuh, compiled once in the program by nvcc for each type that is reduced.
 ///
 /// Exists under TESSERA_WITH_NCCL.
 #ifndef TESSERA_COMM_NCCL_HPP
@@ -9286,7 +11118,7 @@ private:
   std::vector<buffer<exec::pinned_memory>> kept_;
 };
 
-/// Lent device memory: filled in the lane, read by way of the host.
+/// Lent device memory: filled in the compute stream, read by way of the host.
 struct device_store {
   using memory = exec::cuda_memory;
 
@@ -9296,11 +11128,15 @@ struct device_store {
   nccl_operation& one;
 
   void copy(void* to, void const* from, index_t bytes) const {
-    link.copy(to, from, bytes, one.request.where);
+    if (bytes > 0 && to != from)
+      exec::cuda_check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault,
+                                       link.compute.stream()),
+                       "cudaMemcpyAsync", one.request.where);
   }
   void poison(void* to, index_t bytes) const {
-    exec::cuda_check(cudaMemsetAsync(to, detail::poison, static_cast<std::size_t>(bytes), link.lane.stream()),
-                     "cudaMemsetAsync", one.request.where);
+    exec::cuda_check(
+        cudaMemsetAsync(to, detail::poison, static_cast<std::size_t>(bytes), link.compute.stream()),
+        "cudaMemsetAsync", one.request.where);
   }
   index_t first_written(void const* lent, index_t bytes) const {
     return bytes == 0 ? -1 : host_store::first_written(read(lent, bytes), bytes);
@@ -9312,7 +11148,7 @@ struct device_store {
 private:
   void const* read(void const* data, index_t bytes) const {
     copy(host, data, bytes);
-    arrived.record(link.lane, one.request.where);
+    arrived.record(link.compute, one.request.where);
     link.wait(arrived, one);
     return host;
   }
@@ -9342,7 +11178,9 @@ public:
   nccl_engine(std::unique_ptr<nccl_link> link, communicator_options options, std::uint64_t group)
       : options(options), group(group), link_(static_cast<std::unique_ptr<nccl_link>&&>(link)),
         signs_(options.checked || options.stall_limit > 0), ready_(link_->lane), exchanged_(link_->lane),
-        sends_(static_cast<std::size_t>(size())), receives_(static_cast<std::size_t>(size())) {}
+        sends_(static_cast<std::size_t>(size())), receives_(static_cast<std::size_t>(size())) {
+    meter = traffic_meter(size());
+  }
   nccl_engine(nccl_engine const&) = delete;
   nccl_engine& operator=(nccl_engine const&) = delete;
   ~nccl_engine() {
@@ -9493,18 +11331,18 @@ private:
       throw collective_mismatch("E-comm-011", c.where, one.text(size()), ": rank ", rank(), " sends ",
                                 c.in_counts[rank()], " elements to itself and expects ",
                                 c.out_counts[rank()]);
-    ready_.record(link_->compute, c.where);
-    ready_.wait_in(link_->lane, c.where);
     if (options.checked && !message && size() > 1) compare(one);
     if (options.checked && !one.blocking) lend(one);
+    ready_.record(link_->compute, c.where);
+    ready_.wait_in(link_->lane, c.where);
     if (!c.on_device) stage(one);
     if (message) {
       one.waiting = true;
       messages_.push_back(&one);
       return;
     }
-    if (c.reduces() && (c.order == summation::rank_order || !nccl_adds(c.type)))
-      put_in_rank_order(one);
+    if (c.reduces() && (c.fixes_order() || !nccl_adds(c.type)))
+      put_in_fixed_order(one);
     else
       put_natively(one);
     c.in_counts = c.out_counts = nullptr; // the caller's no longer
@@ -9541,7 +11379,7 @@ private:
     link_->copy(c.out, step.out, c.out_items * item, c.where);
   }
 
-  void put_in_rank_order(op& one) {
+  void put_in_fixed_order(op& one) {
     auto const& c = one.request;
     if (size() == 1) return link_->copy(c.out, c.in, c.in_items * bytes_of(c.type), c.where);
     rank_order_steps const steps{c, rank(), size()};
@@ -9632,20 +11470,16 @@ private:
     auto const items = c.in_items > c.out_items ? c.in_items : c.out_items;
     return {*link_, exchanged_, pinned_room(exchanged_host_, items * bytes_of(c.type), c.where), one};
   }
+  // Guarding happens in the compute stream, in front of the call and when the host has seen its end. In the
+  // lane it would wait for messages under way, and with it the compute stream that those may depend on.
   void lend(op& one) {
     if (!one.on_device) return one.lent.lend(host_store(), one.request, one.host_copies, account());
     one.lent.lend(store_of(one), one.request, one.device_copies, account());
-    exchanged_.record(link_->lane, one.request.where); // whoever reads it from here on reads poison
-    exchanged_.wait_in(link_->compute, one.request.where);
   }
   void give_back(op& one) {
     auto const where = one.request.where;
     if (!one.on_device) return one.lent.give_back(host_store(), one.sign, one.host_copies.data(), where);
-    ready_.record(link_->compute, where);
-    ready_.wait_in(link_->lane, where);
     one.lent.give_back(store_of(one), one.sign, one.device_copies.data(), where);
-    exchanged_.record(link_->lane, where);
-    exchanged_.wait_in(link_->compute, where);
   }
 
   // --- messages
@@ -9796,6 +11630,1621 @@ static_assert(communicator<nccl>);
 #endif
 
 #endif
+#endif
+
+/// Arithmetic on partitioned tensors, where it is right: on equal placements, element by element, without
+/// communication. Summands that have not been added yet take part in what is linear and in nothing else:
+///
+///     add(ex, sums, sums, more_sums);         // partial + partial
+///     scale(ex, sums, sums, 0.5f);
+///     add_constant(ex, values, values, 1.0f); // not of partial: the constant would be added once a rank
+///     pointwise([&](auto out, auto in) { ops::gelu(ex, out, in); }, values, values);
+///
+/// A value and a summand do not add up (replicate + partial), nor do values that will differ in their
+/// gradients (replicate + invariant): redistribute one of them first.
+#ifndef TESSERA_PARTITION_ARITHMETIC_HPP
+#define TESSERA_PARTITION_ARITHMETIC_HPP
+
+/// A tensor that several ranks hold together. Its type says how: one placement for each axis of the mesh that
+/// has to do with it. `partitioned_tensor` owns this rank's memory; `partitioned_view` puts the words on
+/// memory that is there already, such as a layer's activations, or a flat block of parameters.
+///
+///     partitioned_tensor<bf16, 2, host_memory, placed<axis::tensor, shard<0>>> rows(mesh.place(), {n,
+///     width}); rows.local();                      // this rank's rows, a plain view rows.box().begin[0]; //
+///     the first one's number in the whole auto sums = partitioned<placed<axis::tensor,
+///     partial<>>>(mesh.place(), {n, width}, local_sums);
+///
+/// Cost: the view is the local view, the whole's extents and the rank's place on the mesh; no communication.
+#ifndef TESSERA_PARTITION_PARTITIONED_TENSOR_HPP
+#define TESSERA_PARTITION_PARTITIONED_TENSOR_HPP
+
+/// Which elements of a whole tensor a rank holds: a box of them, one range a dimension.
+///
+///     auto const mine = local_box(extents<2>{rows, width}, parts, shape, shape.coordinates(rank));
+///     mine.begin[0];      // the first of this rank's rows in the whole
+#ifndef TESSERA_PARTITION_BOX_HPP
+#define TESSERA_PARTITION_BOX_HPP
+
+/// What the ranks along one axis of a mesh hold of a tensor. The placement is part of the tensor's type, and
+/// the placement of its gradient follows from it.
+///
+/// | placement    | a rank holds                        | its gradient's placement (`dual`)            |
+/// |--------------|-------------------------------------|----------------------------------------------|
+/// | replicate    | the value                           | partial: each rank's use adds a summand      |
+/// | invariant    | the value                           | invariant: it has been reduced already       |
+/// | shard<dim>   | a stretch of dimension `dim`        | shard<dim>                                   |
+/// | partial<op>  | a summand (or a candidate) of it    | replicate: each summand counts in full       |
+///
+///     using rows = placed<axis::tensor, shard<0>>;      // cut along the tensor axis
+///     static_assert(std::same_as<dual<replicate>, partial<>>);
+#ifndef TESSERA_PARTITION_PLACEMENTS_HPP
+#define TESSERA_PARTITION_PLACEMENTS_HPP
+
+namespace tessera::inline TESSERA_ABI::partition {
+
+using layout::axis;
+using layout::axis_set;
+
+enum class placement_kind : std::uint8_t { replicate, invariant, shard, partial };
+
+/// A placement as a value: what plans are made of.
+struct placement {
+  placement_kind kind = placement_kind::invariant;
+  int dim = -1;                                     ///< Of a shard.
+  index_t granule = 1;                              ///< Of a shard: borders are multiples of it.
+  comm::reduction operation = comm::reduction::sum; ///< Of a partial.
+
+  constexpr bool cuts(int d) const noexcept { return kind == placement_kind::shard && dim == d; }
+  constexpr bool sums() const noexcept { return kind == placement_kind::partial; }
+  /// Every rank has the value.
+  constexpr bool whole() const noexcept {
+    return kind == placement_kind::replicate || kind == placement_kind::invariant;
+  }
+  friend constexpr bool operator==(placement const&, placement const&) = default;
+
+  /// "shard<1>", "partial<sum>".
+  friend std::string text_of(placement const& p) {
+    if (p.kind == placement_kind::replicate) return "replicate";
+    if (p.kind == placement_kind::invariant) return "invariant";
+    if (p.sums()) return tessera::text_of("partial<", name_of(p.operation), ">");
+    return p.granule == 1 ? tessera::text_of("shard<", p.dim, ">")
+                          : tessera::text_of("shard<", p.dim, ", ", p.granule, ">");
+  }
+};
+
+/// Every rank has the value, and uses it for itself: gradients of the ranks are summands.
+struct replicate {
+  static constexpr placement value{.kind = placement_kind::replicate};
+};
+/// Every rank has the value and its whole gradient.
+struct invariant {
+  static constexpr placement value{.kind = placement_kind::invariant};
+};
+/// Each rank has its part of dimension `Dim` (layout::shard_of; parts may be uneven or empty), with borders
+/// at multiples of `Granule`. Axes that cut the same dimension cut in the order in which they are listed.
+template <int Dim, index_t Granule = 1>
+  requires(Dim >= 0 && Granule >= 1)
+struct shard {
+  static constexpr placement value{.kind = placement_kind::shard, .dim = Dim, .granule = Granule};
+};
+/// The value is what `Operation` over the ranks' elements gives, and has not been taken yet.
+template <comm::reduction Operation = comm::reduction::sum>
+struct partial {
+  static constexpr placement value{.kind = placement_kind::partial, .operation = Operation};
+};
+
+template <class P>
+concept placement_type = std::same_as<std::remove_cvref_t<decltype(P::value)>, placement>;
+
+/// A maximum over ranks has no gradient placement: which rank's element it was is not known.
+template <class P>
+concept differentiable = placement_type<P> &&
+    (P::value.kind != placement_kind::partial || P::value.operation == comm::reduction::sum);
+
+namespace detail {
+template <class P>
+struct dual_of {
+  using type = P; // invariant, shard
+};
+template <>
+struct dual_of<replicate> {
+  using type = partial<>;
+};
+template <>
+struct dual_of<partial<>> {
+  using type = replicate;
+};
+} // namespace detail
+
+/// The placement of the gradient of what is placed so.
+template <differentiable P>
+using dual = typename detail::dual_of<P>::type;
+
+/// A placement along a named axis: what a partitioned tensor's type lists.
+template <axis Axis, placement_type P>
+struct placed {
+  static constexpr axis along = Axis;
+  using placement = P;
+};
+
+namespace detail {
+template <class>
+inline constexpr bool is_placed = false;
+template <axis Axis, class P>
+inline constexpr bool is_placed<placed<Axis, P>> = true;
+} // namespace detail
+
+template <class P>
+concept placed_type = detail::is_placed<P>;
+
+/// Axes that a tensor's type may list.
+inline constexpr int max_axes = 3;
+
+/// The placements of a tensor along all its axes, as a value. Along axes that are not listed ranks are as
+/// along an `invariant` one: they have nothing to do with each other.
+struct partitioning {
+  axis axes[max_axes] = {};
+  placement at[max_axes] = {};
+  int size = 0;
+
+  friend constexpr bool operator==(partitioning const& a, partitioning const& b) noexcept {
+    bool same = a.size == b.size;
+    for (int i = 0; i < max_axes; ++i) same = same && a.axes[i] == b.axes[i] && a.at[i] == b.at[i];
+    return same;
+  }
+  /// "data: partial<sum>, tensor: shard<0>".
+  friend std::string text_of(partitioning const& parts) {
+    std::string text;
+    for (int i = 0; i < parts.size; ++i)
+      text += tessera::text_of(i > 0 ? ", " : "", name_of(parts.axes[i]), ": ", text_of(parts.at[i]));
+    return text;
+  }
+};
+
+template <placed_type... Placed>
+  requires(sizeof...(Placed) <= max_axes)
+inline constexpr partitioning partitioning_of{
+    {Placed::along...}, {Placed::placement::value...}, sizeof...(Placed)};
+
+/// Placements that one tensor of `Rank` dimensions can have together: each axis once, each cut dimension
+/// there, and one kind of reduction, since sums and maxima do not change places.
+constexpr bool fits(partitioning const& parts, int rank) noexcept {
+  for (int i = 0; i < parts.size; ++i) {
+    if (parts.at[i].kind == placement_kind::shard && parts.at[i].dim >= rank) return false;
+    for (int j = 0; j < i; ++j)
+      if (parts.axes[i] == parts.axes[j] ||
+          (parts.at[i].sums() && parts.at[j].sums() && parts.at[i].operation != parts.at[j].operation))
+        return false;
+  }
+  return true;
+}
+template <int Rank, class... Placed>
+concept placements_of_rank = (placed_type<Placed> && ...) && fits(partitioning_of<Placed...>, Rank);
+
+/// A value placed as `from` can be brought to `to`: any to any, but that a maximum or minimum is made nowhere
+/// (a rank that has nothing to say would need a neutral value), and that one reduction is not another.
+constexpr bool can_become(placement const& from, placement const& to) noexcept {
+  if (from == to) return true;
+  return !to.sums() || (to.operation == comm::reduction::sum && !from.sums());
+}
+template <class From, class To>
+concept becomes = placement_type<From> && placement_type<To> && can_become(From::value, To::value);
+
+} // namespace tessera::inline TESSERA_ABI::partition
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::partition {
+
+/// Elements [begin[d], begin[d] + sizes[d]) of each dimension.
+template <int Rank>
+struct box {
+  extents<Rank> begin{};
+  extents<Rank> sizes{};
+
+  constexpr index_t size() const noexcept {
+    index_t count = 1;
+    for (auto each : sizes) count *= each;
+    return count;
+  }
+  constexpr layout::range range(int d) const noexcept {
+    auto const i = static_cast<std::size_t>(d);
+    return {begin[i], begin[i] + sizes[i]};
+  }
+  friend constexpr bool operator==(box const&, box const&) = default;
+};
+
+/// The elements that both have.
+template <int Rank>
+constexpr box<Rank> intersection(box<Rank> const& a, box<Rank> const& b) noexcept {
+  box<Rank> shared;
+  for (int d = 0; d < Rank; ++d) {
+    auto const r = intersection(a.range(d), b.range(d));
+    shared.begin[static_cast<std::size_t>(d)] = r.begin;
+    shared.sizes[static_cast<std::size_t>(d)] = r.size();
+  }
+  return shared;
+}
+
+/// The part of dimension `d`, of `n` elements in the whole, of the rank at `where`.
+constexpr layout::range local_range(index_t n, int d, partitioning const& parts,
+                                    layout::mesh_shape const& shape, layout::mesh_coordinates const& where) {
+  layout::range mine{0, n};
+  for (int i = 0; i < parts.size; ++i)
+    if (parts.at[i].cuts(d)) {
+      auto const part =
+          layout::shard_of(mine.size(), shape.size(parts.axes[i]), where[parts.axes[i]], parts.at[i].granule);
+      mine = {mine.begin + part.begin, mine.begin + part.end};
+    }
+  return mine;
+}
+
+/// What the rank at `where` of the mesh holds. Over the ranks along the cut axes the boxes are disjoint and
+/// cover the whole.
+template <std::size_t Rank>
+constexpr box<narrow<int>(Rank)> local_box(std::array<index_t, Rank> const& whole, partitioning const& parts,
+                                           layout::mesh_shape const& shape,
+                                           layout::mesh_coordinates const& where) {
+  box<narrow<int>(Rank)> mine;
+  for (std::size_t d = 0; d < Rank; ++d) {
+    auto const r = local_range(whole[d], narrow<int>(d), parts, shape, where);
+    mine.begin[d] = r.begin;
+    mine.sizes[d] = r.size();
+  }
+  return mine;
+}
+
+} // namespace tessera::inline TESSERA_ABI::partition
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::partition {
+
+template <class T, int Rank, memory_space Memory, class... Placed>
+  requires placements_of_rank<Rank, Placed...>
+class partitioned_tensor;
+
+/// Borrowed, trivially copyable. The local view is this rank's box of the whole, without gaps.
+template <class T, int Rank, memory_space Memory, class... Placed>
+  requires placements_of_rank<Rank, Placed...>
+class partitioned_view {
+public:
+  using element_type = T;
+  using value_type = std::remove_const_t<T>;
+  using memory = Memory;
+  static constexpr int rank = Rank;
+  static constexpr partitioning parts = partitioning_of<Placed...>;
+
+  partitioned_view() = default;
+  /// Throws size_error where `local` is not what this rank holds of the whole (E-partition-002) or has gaps
+  /// (E-partition-003).
+  partitioned_view(layout::mesh_place const& place, extents<Rank> const& whole,
+                   tessera::view<T, Rank, Memory> local, site where = site::here())
+      : place_(place), whole_(whole), local_(local) {
+    auto const mine = box();
+    if (local.extents() != mine.sizes)
+      throw size_error("E-partition-002", where, "rank ", place.rank, " of the mesh ", text_of(place.shape),
+                       " holds ", text_of(mine.sizes), " of ", text_of(whole), " (", text_of(parts),
+                       "), and was given a view of ", text_of(local.extents()));
+    if (!local.contiguous())
+      throw size_error("E-partition-003", where, "a part of ", text_of(whole), " (", text_of(parts),
+                       ") is a view with gaps; copy it into a contiguous tensor first");
+  }
+  /// Of constant elements from mutable ones.
+  template <class U>
+    requires(std::is_const_v<T>&& std::same_as<U, std::remove_const_t<T>>)
+  partitioned_view(partitioned_view<U, Rank, Memory, Placed...> const& other) // NOLINT: meant to be implicit
+      : place_(other.place()), whole_(other.whole()), local_(other.local()) {}
+
+  partitioned_view view() const noexcept { return *this; }
+
+  tessera::view<T, Rank, Memory> local() const noexcept { return local_; }
+  extents<Rank> const& whole() const noexcept { return whole_; }
+  layout::mesh_place const& place() const noexcept { return place_; }
+  /// Which elements of the whole these are.
+  partition::box<Rank> box() const { return local_box(whole_, parts, place_.shape, place_.coordinates()); }
+
+  /// Where the whole has the local element at `index`: its number in row-major order.
+  template <std::convertible_to<index_t>... Index>
+    requires(sizeof...(Index) == Rank)
+  index_t number_of(Index... index)
+  const {
+    index_t const at[] = {static_cast<index_t>(index)...};
+    auto const begin = box().begin;
+    index_t number = 0;
+    for (std::size_t d = 0; d < Rank; ++d) number = number * whole_[d] + begin[d] + at[d];
+    return number;
+  }
+
+private:
+  template <class U, int R, memory_space M, class... P>
+    requires placements_of_rank<R, P...>
+  friend class partitioned_tensor;
+  struct known_to_fit {};
+  partitioned_view(known_to_fit, layout::mesh_place const& place, extents<Rank> const& whole,
+                   tessera::view<T, Rank, Memory> local) noexcept
+      : place_(place), whole_(whole), local_(local) {}
+
+  layout::mesh_place place_;
+  extents<Rank> whole_{};
+  tessera::view<T, Rank, Memory> local_;
+};
+
+/// Owns this rank's part, zeros at first. Move-only.
+template <class T, int Rank, memory_space Memory, class... Placed>
+  requires placements_of_rank<Rank, Placed...>
+class partitioned_tensor {
+public:
+  using element_type = T;
+  using value_type = T;
+  using memory = Memory;
+  using view_type = partitioned_view<T, Rank, Memory, Placed...>;
+  static constexpr int rank = Rank;
+  static constexpr partitioning parts = view_type::parts;
+
+  partitioned_tensor() = default;
+  /// Throws size_error for impossible extents, out_of_memory where memory runs out.
+  partitioned_tensor(layout::mesh_place const& place, extents<Rank> const& whole, memory_account account = {},
+                     site where = site::here())
+      : place_(place), whole_(whole),
+        memory_(local_box(whole, parts, place.shape, place.coordinates()).sizes, account, where) {}
+
+  view_type view() noexcept { return {typename view_type::known_to_fit{}, place_, whole_, memory_.view()}; }
+  partitioned_view<T const, Rank, Memory, Placed...> view() const noexcept {
+    using constant = partitioned_view<T const, Rank, Memory, Placed...>;
+    return {typename constant::known_to_fit{}, place_, whole_, memory_.view()};
+  }
+  operator view_type() noexcept { return view(); } // NOLINT: meant to be implicit
+  operator partitioned_view<T const, Rank, Memory, Placed...>() const noexcept { return view(); } // NOLINT
+
+  tessera::view<T, Rank, Memory> local() noexcept { return memory_.view(); }
+  tessera::view<T const, Rank, Memory> local() const noexcept { return memory_.view(); }
+  extents<Rank> const& whole() const noexcept { return whole_; }
+  layout::mesh_place const& place() const noexcept { return place_; }
+  partition::box<Rank> box() const { return view().box(); }
+
+private:
+  layout::mesh_place place_;
+  extents<Rank> whole_{};
+  tensor<T, Rank, Memory> memory_;
+};
+
+/// A view of memory that is there: the type follows from the local view.
+template <placed_type... Placed, class T, int Rank, memory_space Memory>
+  requires placements_of_rank<Rank, Placed...> partitioned_view<T, Rank, Memory, Placed...>
+  partitioned(layout::mesh_place const& place, std::type_identity_t<extents<Rank>> const& whole,
+              view<T, Rank, Memory> local, site where = site::here()) {
+    return {place, whole, local, where};
+  }
+
+namespace detail {
+template <class X>
+struct view_of;
+template <class T, int Rank, class Memory, class... Placed>
+struct view_of<partitioned_view<T, Rank, Memory, Placed...>> {
+  using type = partitioned_view<T, Rank, Memory, Placed...>;
+};
+template <class T, int Rank, class Memory, class... Placed>
+struct view_of<partitioned_tensor<T, Rank, Memory, Placed...>>
+    : view_of<partitioned_view<T, Rank, Memory, Placed...>> {};
+
+template <class X>
+using view_t = typename view_of<std::remove_cvref_t<X>>::type;
+template <class X>
+using value_t = typename view_t<X>::value_type;
+template <class X>
+using memory_t = typename view_t<X>::memory;
+
+template <class View>
+struct dual_view;
+template <class T, int Rank, class Memory, class... Placed>
+struct dual_view<partitioned_view<T, Rank, Memory, Placed...>> {
+  using type = partitioned_view<std::remove_const_t<T>, Rank, Memory,
+                                placed<Placed::along, dual<typename Placed::placement>>...>;
+};
+} // namespace detail
+
+/// A partitioned view or tensor.
+template <class X>
+concept partitioned_array = requires {
+  typename detail::view_t<X>;
+};
+
+/// What the gradient of X is: the same elements under the dual placements.
+template <partitioned_array X>
+using gradient_of = typename detail::dual_view<detail::view_t<X>>::type;
+
+} // namespace tessera::inline TESSERA_ABI::partition
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::partition {
+
+namespace detail {
+template <class X>
+inline constexpr partitioning parts_of = view_t<X>::parts;
+
+constexpr bool has_partial(partitioning const& parts, bool sums_count) noexcept {
+  for (int i = 0; i < parts.size; ++i)
+    if (parts.at[i].sums() && (sums_count || parts.at[i].operation != comm::reduction::sum)) return true;
+  return false;
+}
+} // namespace detail
+
+/// The same elements on every rank, and gradients of the same kind.
+template <class A, class B>
+concept same_partition =
+    partitioned_array<A> && partitioned_array<B> && std::same_as<detail::value_t<A>, detail::value_t<B>> &&
+    std::same_as<detail::memory_t<A>, detail::memory_t<B>> &&
+    detail::view_t<A>::rank == detail::view_t<B>::rank&& detail::parts_of<A> == detail::parts_of<B>;
+
+/// Each rank has the values themselves, or its part of them: anything may be done to them.
+template <class X>
+concept summands_added = partitioned_array<X> && !detail::has_partial(detail::parts_of<X>, true);
+
+/// What is not added yet are sums: linear operations go through.
+template <class X>
+concept linear_in_summands = partitioned_array<X> && !detail::has_partial(detail::parts_of<X>, false);
+
+namespace detail {
+template <class Out, class X>
+void require_same_whole(Out const& out, X const& x, site where) {
+  if (out.whole() != x.whole() || out.place() != x.place())
+    throw size_error("E-partition-007", where, "arithmetic on a part of ", text_of(x.whole()), " of rank ",
+                     x.place().rank, " and one of ", text_of(out.whole()), " of rank ", out.place().rank,
+                     "; both must be the same part of the same mesh");
+}
+template <class T, int Rank, class Memory>
+view<T, 1, Memory> flat(view<T, Rank, Memory> local) {
+  return {local.data(), {local.size()}};
+}
+struct constants; // names the scratch that they stand in
+} // namespace detail
+
+/// out = a + b. `out` may be the memory of either. Throws size_error (E-partition-007) for other wholes.
+template <exec::space Ex, partitioned_array Out, partitioned_array A, partitioned_array B>
+  requires same_partition<Out, A> && same_partition<Out, B> && linear_in_summands<Out>
+void add(Ex& ex, Out&& out, A const& a, B const& b, site where = site::here()) {
+  detail::require_same_whole(out, a, where);
+  detail::require_same_whole(out, b, where);
+  ops::add(ex, detail::flat(out.local()), detail::flat(a.local()), detail::flat(b.local()), where);
+}
+
+/// out = factor * x. `out` may be x's memory.
+template <exec::space Ex, partitioned_array Out, partitioned_array X>
+  requires same_partition<Out, X> && linear_in_summands<Out>
+void scale(Ex& ex, Out&& out, X const& x, float factor, site where = site::here()) {
+  detail::require_same_whole(out, x, where);
+  ops::scale(ex, detail::flat(out.local()), detail::flat(x.local()), factor, where);
+}
+
+/// out = x + constant, which is rounded to the storage type. `out` may be x's memory. Two passes.
+template <exec::space Ex, partitioned_array Out, partitioned_array X>
+  requires same_partition<Out, X> && summands_added<Out>
+void add_constant(Ex& ex, Out&& out, X const& x, float constant, site where = site::here()) {
+  using T = typename std::remove_cvref_t<Out>::value_type;
+  using memory = typename Ex::memory;
+  detail::require_same_whole(out, x, where);
+  auto const n = x.local().size();
+  auto& kept = ex.template handle<exec::scratch<detail::constants, memory>>();
+  view<T, 1, memory> const constants(kept.template take<T>(n, where), {n});
+  ops::fill(ex, constants, constant, where);
+  ops::add(ex, detail::flat(out.local()), detail::flat(x.local()), constants, where);
+}
+
+/// Calls f(out, inputs...) with the local parts as flat views: for any operation that computes each element
+/// from the elements at its place (products, activations, dropout).
+template <class F, partitioned_array Out, partitioned_array... X>
+  requires(summands_added<Out>&&...&& same_partition<Out, X>)
+void pointwise(F&& f, Out&& out, X const&... x) {
+  (detail::require_same_whole(out, x, site::here()), ...);
+  f(detail::flat(out.local()), detail::flat(x.local())...);
+}
+
+} // namespace tessera::inline TESSERA_ABI::partition
+
+#endif
+/// Ranks with named axes over any communicator: each axis has a communicator of its own, and so have the
+/// ranks over which gradients are summed.
+///
+///     partition::mesh<comm::mpi> mesh(world, {.pipeline = 2, .data = 2, .tensor = 2});
+///     mesh.along(axis::tensor).all_reduce(sums);       // this rank's neighbours along one axis
+///     mesh.gradient_group().all_reduce(gradients);     // data x context
+///
+/// Cost: made once, one `split` for each group that is neither the world nor made already; all groups of one
+/// rank are the same communicator, on which every collective is a copy. Nothing later.
+#ifndef TESSERA_PARTITION_MESH_HPP
+#define TESSERA_PARTITION_MESH_HPP
+
+#include <initializer_list>
+#include <vector>
+
+namespace tessera::inline TESSERA_ABI::partition {
+
+using layout::axis;
+using layout::axis_set;
+
+/// Borrows the world communicator, which outlives it.
+template <comm::communicator Comm>
+class mesh {
+public:
+  /// Called by all ranks of `world`, with the same shape. `pairs` are groups of several axes that the program
+  /// wants besides data x context (layout::gradient_axes), which is always there.
+  /// Throws config_error on all ranks alike where the sizes do not multiply to the world's (E-layout-011).
+  explicit mesh(Comm& world, layout::mesh_shape const& shape, std::initializer_list<axis_set> pairs = {},
+                site where = site::here())
+      : world_(&world), place_{shape, world.rank()} {
+    shape.validate(world.size(), where);
+    groups_.reserve(pairs.size() + 8); // their addresses stay
+    add({}, where);
+    for (auto one : layout::axes_in_order) {
+      add(one, where);
+      axes_[static_cast<std::size_t>(one)] = known_.back().group;
+    }
+    add(layout::gradient_axes, where);
+    add(axis::data | axis::context, where); // along which redistributions move at once
+    for (auto axes : pairs) add(axes, where);
+  }
+
+  Comm& world() noexcept { return *world_; }
+  layout::mesh_shape const& shape() const noexcept { return place_.shape; }
+  int rank() const noexcept { return place_.rank; } ///< Among all.
+  layout::mesh_place const& place() const noexcept { return place_; }
+
+  /// The ranks that differ from this one in these axes alone, ordered as in the world.
+  /// Throws config_error (E-partition-001) for a set of axes that the mesh was not made with.
+  Comm& along(axis_set axes, site where = site::here()) {
+    for (auto const& known : known_)
+      if (same_ranks(known.axes, axes)) return *known.group;
+    throw config_error("E-partition-001", where, "this mesh has no communicator along ", text_of(axes),
+                       "; name the axes when it is made: mesh(world, shape, {axis::a | axis::b})");
+  }
+  Comm& along(axis which) noexcept { return *axes_[static_cast<std::size_t>(which)]; }
+  /// The ranks that hold the same dense parameters and other samples or positions, data-major.
+  Comm& gradient_group() { return along(layout::gradient_axes); }
+
+  int size(axis_set axes) const { return narrow<int>(place_.shape.size(axes)); }
+  int coordinate(axis which) const noexcept { return place_.shape.coordinate(place_.rank, which); }
+
+private:
+  struct known_group {
+    axis_set axes;
+    Comm* group;
+  };
+
+  /// Groups of the same ranks are one communicator.
+  void add(axis_set axes, site where) {
+    Comm* group = nullptr;
+    auto const ranks = place_.shape.size(axes);
+    if (ranks == world_->size()) group = world_;
+    for (auto const& known : known_)
+      if (group == nullptr && same_ranks(known.axes, axes)) group = known.group;
+    if (group == nullptr) {
+      int color = 0; // the coordinates in which the group's ranks agree
+      for (auto one : layout::axes_in_order)
+        if (!axes.has(one)) color = color * place_.shape.size(one) + coordinate(one);
+      groups_.push_back(world_->split(color, place_.rank, where));
+      group = &groups_.back();
+    }
+    known_.push_back({axes, group});
+  }
+  bool same_ranks(axis_set a, axis_set b) const noexcept {
+    for (auto one : layout::axes_in_order)
+      if (place_.shape.size(one) > 1 && a.has(one) != b.has(one)) return false;
+    return true;
+  }
+
+  Comm* world_;
+  layout::mesh_place place_;
+  std::vector<Comm> groups_;
+  std::vector<known_group> known_;
+  Comm* axes_[5] = {};
+};
+
+} // namespace tessera::inline TESSERA_ABI::partition
+
+#endif
+/// What a redistribution will do, before it does it: the steps that were chosen, each collective with its
+/// ranks and the bytes that this rank sends.
+///
+///     std::puts(text_of(plan_of<shard<0>>(sums)).c_str());
+///     //   [8, 6] x 4 bytes on tensor 4, rank 0: tensor: partial<sum> -> tensor: shard<0>
+///     //     reduce_scatter along tensor (4 ranks), partial<sum> -> shard<0>: sends 144 bytes
+///     //   sends 144 bytes
+///
+/// The steps are chosen by the compiler (`cheapest_steps`), for the fewest bytes sent where each axis has
+/// four ranks; the plan of the backward is that of the dual placements. Bytes are counted as the
+/// communicator's traffic meter counts what it sends: for n bytes over N ranks n (N-1)/N for a reduce_scatter
+/// or an all_gather, twice that for an all_reduce, and for an all_to_all all but what stays.
+#ifndef TESSERA_PARTITION_PLAN_HPP
+#define TESSERA_PARTITION_PLAN_HPP
+
+#include <vector>
+
+/// Where the pieces of one step's message stand, and how many bytes travel.
+#ifndef TESSERA_PARTITION_DETAIL_GEOMETRY_HPP
+#define TESSERA_PARTITION_DETAIL_GEOMETRY_HPP
+
+/// The cheapest way from one partitioning to another: a search over what single collectives lead to, made by
+/// the compiler.
+#ifndef TESSERA_PARTITION_DETAIL_STEPS_HPP
+#define TESSERA_PARTITION_DETAIL_STEPS_HPP
+
+namespace tessera::inline TESSERA_ABI::partition {
+
+/// What one step of a plan does. The last three send nothing.
+enum class movement : std::uint8_t {
+  all_reduce,     ///< partial -> whole
+  reduce_scatter, ///< partial -> shard
+  all_gather,     ///< shard -> whole
+  all_to_all,     ///< shard -> another shard
+  slice,          ///< whole -> shard: a part is copied
+  pad,            ///< shard -> partial: the part among zeros
+  first_only      ///< whole -> partial: the first rank's value, zeros on the others
+};
+
+constexpr char const* name_of(movement what) noexcept {
+  constexpr char const* names[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice",
+                                   "pad",        "first_only"};
+  return names[static_cast<std::size_t>(what)];
+}
+constexpr bool sends(movement what) noexcept {
+  return what < movement::slice;
+}
+
+/// A change of placement along one axis, or along two at once.
+struct step {
+  movement what = movement::all_reduce;
+  axis_set along;
+  bool changes[max_axes] = {}; ///< Which of the partitioning's axes these are.
+  placement from, to;
+};
+
+inline constexpr int max_steps = 4 * max_axes;
+
+struct step_list {
+  step at[max_steps] = {};
+  int size = 0;
+};
+
+/// The partitioning after a step.
+constexpr partitioning after(partitioning parts, step const& s) noexcept {
+  for (int i = 0; i < parts.size; ++i)
+    if (s.changes[i]) parts.at[i] = s.to;
+  return parts;
+}
+
+namespace detail {
+
+constexpr movement movement_of(placement const& from, placement const& to) noexcept {
+  if (from.sums()) return to.whole() ? movement::all_reduce : movement::reduce_scatter;
+  if (to.sums()) return from.whole() ? movement::first_only : movement::pad;
+  if (from.whole()) return movement::slice;
+  return to.whole() ? movement::all_gather : movement::all_to_all;
+}
+
+/// Elements that a rank sends, for a tensor of one element in all and `ranks` along the step's axes; plus a
+/// little for each message and less for each copy, so that a longer way must save something.
+constexpr double cost_of(movement what, double in, double out, double ranks) noexcept {
+  constexpr double message = 0.02, local_copy = 0.001;
+  auto const others = (ranks - 1) / ranks;
+  if (what == movement::all_reduce) return 2 * (in * others + message);
+  if (!sends(what)) return local_copy;
+  return (what == movement::all_gather ? out : in) * others + message;
+}
+
+/// States are numbers whose digits, one an axis, count the placements worth trying: `invariant` stands for
+/// all that is whole, then partial, then shards. All axes count as four ranks: their sizes are known at run
+/// time alone, and with other sizes one way is seldom another's better by much.
+class step_search {
+public:
+  constexpr step_search(partitioning const& from, partitioning const& to) : from_(from), to_(to) {
+    options_[count_++] = invariant::value;
+    options_[count_++] = partial<>::value;
+    for (int i = 0; i < from.size; ++i) {
+      offer(from.at[i]);
+      offer(to.at[i]);
+    }
+    if (from.size > 1) offer(shard<0>::value); // summing along two axes goes by way of a part
+  }
+
+  constexpr step_list run() {
+    auto const begin = number_of(from_), end = number_of(to_);
+    for (auto& each : best_) each = -1;
+    best_[begin] = 0;
+    queue(begin);
+    while (queued_ > 0) {
+      auto const at = queue_[head_];
+      head_ = (head_ + 1) % max_states;
+      --queued_;
+      waits_[at] = false;
+      expand(at);
+    }
+    step_list found;
+    for (auto at = end; at != begin; at = came_from_[at]) ++found.size;
+    auto i = found.size;
+    for (auto at = end; at != begin; at = came_from_[at]) found.at[--i] = by_[at];
+    return found;
+  }
+
+private:
+  static constexpr int max_options = 3 + 2 * max_axes;
+  static constexpr int max_states = max_options * max_options * max_options;
+  static_assert(max_axes == 3);
+
+  constexpr void offer(placement const& p) {
+    if (p.kind != placement_kind::shard) return;
+    for (int i = 0; i < count_; ++i)
+      if (options_[i] == p) return;
+    options_[count_++] = p;
+  }
+  constexpr int digit_of(placement const& p) const {
+    if (p.whole()) return 0;
+    if (p.sums()) return 1;
+    int i = 2;
+    while (!(options_[i] == p)) ++i;
+    return i;
+  }
+  constexpr int number_of(partitioning const& parts) const {
+    int number = 0;
+    for (int i = parts.size; i-- > 0;) number = number * count_ + digit_of(parts.at[i]);
+    return number;
+  }
+  constexpr void queue(int state) {
+    if (waits_[state]) return;
+    waits_[state] = true;
+    queue_[(head_ + queued_++) % max_states] = state;
+  }
+
+  /// Tries every step from a state.
+  constexpr void expand(int state) {
+    int digits[max_axes] = {};
+    for (int i = 0, rest = state; i < from_.size; ++i, rest /= count_) digits[i] = rest % count_;
+    for (int i = 0; i < from_.size; ++i)
+      for (int d = 0; d < count_; ++d) {
+        if (d == digits[i]) continue;
+        try_step(state, digits, i, i, d);
+        for (int j = i + 1; j < from_.size; ++j)
+          if (digits[j] == digits[i] && from_.axes[i] == axis::data && from_.axes[j] == axis::context)
+            try_step(state, digits, i, j, d);
+      }
+  }
+
+  /// The placement that a digit stands for along axis i.
+  constexpr placement at(int digit, int i) const {
+    if (digit == 1) return from_.at[i].sums() ? from_.at[i] : to_.at[i];
+    if (digit == 0 && to_.at[i].whole()) return to_.at[i];
+    return digit == 0 && from_.at[i].whole() ? from_.at[i] : options_[digit];
+  }
+
+  /// Axis i, or i and j together (the mesh has their communicator), to digit d.
+  constexpr void try_step(int state, int const (&digits)[max_axes], int i, int j, int d) {
+    bool const joint = i != j;
+    if (d == 1 && (!to_.at[i].sums() || from_.at[i].sums() || joint)) return; // no use on the way
+    if (d == 1 && to_.at[i].operation != comm::reduction::sum) return;
+    auto const here = at(digits[i], i), there = at(d, i);
+    for (int k = i + 1; k < from_.size; ++k) // a cut inside this one would have to move
+      if (k != j && digits[k] > 1)
+        if (here.cuts(options_[digits[k]].dim) || there.cuts(options_[digits[k]].dim)) return;
+    step s{.what = movement_of(here, there), .along = from_.axes[i], .from = here, .to = there};
+    s.along = s.along | from_.axes[j];
+    s.changes[i] = s.changes[j] = true;
+    if (joint && !sends(s.what)) return;
+
+    double in = 1, out = 1;
+    int number = 0, unit = 1;
+    for (int k = 0; k < from_.size; ++k, unit *= count_) {
+      auto const next = s.changes[k] ? d : digits[k];
+      in /= digits[k] > 1 ? 4 : 1;
+      out /= next > 1 ? 4 : 1;
+      number += next * unit;
+    }
+    auto cost = best_[state] + cost_of(s.what, in, out, joint ? 16 : 4);
+    // Ranks along an axis where nothing changes are left out of it wherever there is a way.
+    for (int k = 0; k < from_.size; ++k)
+      if (s.changes[k] && digit_of(from_.at[k]) == digit_of(to_.at[k])) cost += 100;
+    if (best_[number] >= 0 && best_[number] <= cost) return;
+    best_[number] = cost;
+    came_from_[number] = state;
+    by_[number] = s;
+    queue(number);
+  }
+
+  partitioning from_, to_;
+  placement options_[max_options] = {};
+  int count_ = 0;
+  double best_[max_states] = {};
+  int came_from_[max_states] = {};
+  step by_[max_states] = {};
+  int queue_[max_states] = {};
+  bool waits_[max_states] = {};
+  int head_ = 0, queued_ = 0;
+};
+
+} // namespace detail
+
+/// The cheapest steps from one partitioning of a tensor to another of the same axes.
+constexpr step_list cheapest_steps(partitioning const& from, partitioning const& to) {
+  return detail::step_search(from, to).run();
+}
+
+} // namespace tessera::inline TESSERA_ABI::partition
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::partition::detail {
+
+/// Coordinates of rank `r` of the group of ranks that differ from `me` in the axes `along` alone.
+constexpr layout::mesh_coordinates member(layout::mesh_shape const& shape, layout::mesh_coordinates me,
+                                          axis_set along, index_t r) {
+  auto const take = [&](axis one, int& coordinate) {
+    if (!along.has(one)) return;
+    coordinate = narrow<int>(r % shape.size(one));
+    r /= shape.size(one);
+  };
+  take(axis::tensor, me.tensor); // the fastest first
+  take(axis::context, me.context);
+  take(axis::expert, me.expert);
+  take(axis::data, me.data);
+  take(axis::pipeline, me.pipeline);
+  return me;
+}
+
+/// One step as a rank of a mesh sees it.
+template <int Rank>
+struct stage {
+  extents<Rank> whole;
+  layout::mesh_shape shape;
+  layout::mesh_coordinates me;
+  step doing;
+  partitioning before, then;
+  box<Rank> in, out; ///< What this rank holds before and afterwards.
+
+  constexpr stage(extents<Rank> const& all, layout::mesh_place const& place, partitioning const& now,
+                  step const& s)
+      : whole(all), shape(place.shape), me(place.coordinates()), doing(s), before(now), then(after(now, s)),
+        in(local_box(whole, before, shape, me)), out(local_box(whole, then, shape, me)) {}
+
+  /// Ranks that take part.
+  constexpr index_t ranks() const noexcept { return shape.size(doing.along); }
+
+  /// What rank `r` of those sends, or is sent, lies between these in dimension `d` of `mine`. `parts` is the
+  /// partitioning that says which range of `d` is whose.
+  constexpr layout::range piece(partitioning const& parts, int d, box<Rank> const& mine, index_t r) const {
+    auto const theirs =
+        local_range(whole[static_cast<std::size_t>(d)], d, parts, shape, member(shape, me, doing.along, r));
+    return intersection(mine.range(d), theirs);
+  }
+
+  /// Bytes that this rank sends, for elements of `item` bytes, as the traffic meter counts them: what the
+  /// usual algorithms send.
+  constexpr index_t sent_bytes(index_t item) const {
+    auto const before_bytes = in.size() * item, after_bytes = out.size() * item;
+    auto const of_others = [&](index_t times, index_t bytes) { // in this order: nothing overflows
+      auto const others = ranks() - 1;
+      return times * (bytes / ranks() * others) + times * (bytes % ranks()) * others / ranks();
+    };
+    switch (doing.what) {
+    case movement::all_reduce:
+      return of_others(2, before_bytes);
+    case movement::reduce_scatter:
+      return of_others(1, before_bytes);
+    case movement::all_gather:
+      return of_others(1, after_bytes);
+    case movement::all_to_all:
+      return before_bytes - intersection(in, out).size() * item;
+    default:
+      return 0;
+    }
+  }
+};
+
+/// Rows of a box across dimension d: what lies outside of it, and what lies inside, in elements.
+template <int Rank>
+constexpr index_t outside(box<Rank> const& b, int d) noexcept {
+  index_t count = 1;
+  for (int i = 0; i < d; ++i) count *= b.sizes[static_cast<std::size_t>(i)];
+  return count;
+}
+template <int Rank>
+constexpr index_t inside(box<Rank> const& b, int d) noexcept {
+  index_t count = 1;
+  for (int i = d + 1; i < Rank; ++i) count *= b.sizes[static_cast<std::size_t>(i)];
+  return count;
+}
+
+} // namespace tessera::inline TESSERA_ABI::partition::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::partition {
+
+/// A step with its figures for one rank.
+struct planned_step {
+  step doing;
+  index_t ranks = 1;
+  index_t sent_bytes = 0;
+};
+
+struct plan {
+  std::string title;
+  std::vector<planned_step> steps; ///< Those along axes of one rank are left out: they are nothing.
+
+  index_t sent_bytes() const noexcept {
+    index_t sum = 0;
+    for (auto const& each : steps) sum += each.sent_bytes;
+    return sum;
+  }
+
+  friend std::string text_of(plan const& p) {
+    auto text = p.title + "\n";
+    for (auto const& [doing, ranks, sent] : p.steps) {
+      text += tessera::text_of("  ", name_of(doing.what), " along ", text_of(doing.along), " (", ranks,
+                               " ranks), ", text_of(doing.from), " -> ", text_of(doing.to));
+      if (sends(doing.what)) text += tessera::text_of(": sends ", sent, " bytes");
+      text += "\n";
+    }
+    return text +
+           (p.steps.empty() ? "  nothing to do\n" : tessera::text_of("sends ", p.sent_bytes(), " bytes\n"));
+  }
+};
+
+/// The plan of a rank for a tensor of `whole` elements of `item` bytes.
+template <std::size_t Rank>
+plan make_plan(std::array<index_t, Rank> const& whole, index_t item, layout::mesh_place const& place,
+               partitioning const& from, partitioning const& to) {
+  plan made;
+  made.title = tessera::text_of(text_of(whole), " x ", item, " bytes on ", text_of(place.shape), ", rank ",
+                                place.rank, ": ", text_of(from), " -> ", text_of(to));
+  auto const steps = cheapest_steps(from, to);
+  auto now = from;
+  for (int i = 0; i < steps.size; ++i) {
+    detail::stage<narrow<int>(Rank)> const stage(whole, place, now, steps.at[i]);
+    if (stage.ranks() > 1) made.steps.push_back({steps.at[i], stage.ranks(), stage.sent_bytes(item)});
+    now = stage.then;
+  }
+  return made;
+}
+
+namespace detail {
+template <class X, class... To>
+inline constexpr bool can_be_placed = false; // another number of placements than axes
+template <class T, int Rank, class Memory, class... Placed, class... To>
+  requires(sizeof...(Placed) == sizeof...(To))
+inline constexpr bool can_be_placed<partitioned_view<T, Rank, Memory, Placed...>, To...> =
+    (becomes<typename Placed::placement, To> && ...) &&
+    placements_of_rank<Rank, placed<Placed::along, To>...>;
+
+/// `X` under other placements along the same axes.
+template <class X, class... To>
+struct placed_as;
+template <class T, int Rank, class Memory, class... Placed, class... To>
+struct placed_as<partitioned_view<T, Rank, Memory, Placed...>, To...> {
+  using view = partitioned_view<T, Rank, Memory, placed<Placed::along, To>...>;
+  using tensor = partitioned_tensor<std::remove_const_t<T>, Rank, Memory, placed<Placed::along, To>...>;
+};
+} // namespace detail
+
+/// X can be redistributed to these placements, one for each of its axes.
+template <class X, class... To>
+concept redistributable_to =
+    partitioned_array<X> &&(placement_type<To>&&...) && detail::can_be_placed<detail::view_t<X>, To...>;
+
+/// What redistribute<To...>(ex, mesh, x) will do on this rank.
+template <placement_type... To, partitioned_array X>
+  requires redistributable_to<X, To...> plan plan_of(X const& x) {
+    using from = detail::view_t<X>;
+    return make_plan(x.whole(), sizeof(typename X::value_type), x.place(), from::parts,
+                     detail::placed_as<from, To...>::view::parts);
+  }
+
+} // namespace tessera::inline TESSERA_ABI::partition
+
+#endif
+/// From one partition to another: the collective follows from the two types, and so does its backward.
+///
+///     auto full = redistribute<replicate>(ex, mesh, rows);              // from shard<0>: all_gather
+///     auto d_rows = redistribute_backward<shard<0>>(ex, mesh, d_full);  // its backward: reduce_scatter
+///     redistribute(ex, mesh, mine, sums);                               // into memory that is there
+///     auto pending = start_redistribute(ex, mesh, mine, sums);          // as a request
+///
+/// | from \ to            | replicate or invariant | shard<j>       | partial    |
+/// |----------------------|------------------------|----------------|------------|
+/// | replicate, invariant | nothing                | slice          | first_only |
+/// | shard<i>             | all_gather             | all_to_all     | pad        |
+/// | partial              | all_reduce             | reduce_scatter | nothing    |
+///
+/// Along several axes the compiler chooses the steps (partition/plan.hpp prints them); along data and context
+/// together one collective over both is among the choices. The gradient of what is placed as P is placed as
+/// dual<P>, so the backward of any redistribution is the redistribution from dual<To> to dual<From>.
+///
+/// Called by: every rank of the mesh that differs in the tensor's axes, in the same order, with tensors of
+/// the same whole. Cost: the plan's bytes; a shard of a dimension that is not the outermost one is packed or
+/// unpacked by one pass over this rank's elements. Order of sums: each collective's (rank order by default).
+/// Memory for packing is kept by the space and used again.
+#ifndef TESSERA_PARTITION_REDISTRIBUTE_HPP
+#define TESSERA_PARTITION_REDISTRIBUTE_HPP
+
+/// The short way: a plan of one collective along one axis, on parts of equal sizes that stand in memory as
+/// the message wants them, is that collective and nothing else.
+#ifndef TESSERA_PARTITION_DETAIL_DIRECT_HPP
+#define TESSERA_PARTITION_DETAIL_DIRECT_HPP
+
+namespace tessera::inline TESSERA_ABI::partition::detail {
+
+/// The axis along which all of a plan happens, if there is one.
+constexpr bool is_single(step_list const& steps) noexcept {
+  return steps.size == 1 && sends(steps.at[0].what) &&
+         steps.at[0].changes[0] + steps.at[0].changes[1] + steps.at[0].changes[2] == 1;
+}
+constexpr axis axis_of(step const& s) noexcept {
+  for (auto one : layout::axes_in_order)
+    if (s.along.has(one)) return one;
+  return axis::data;
+}
+
+/// The pieces that a shard cuts `local` into (or joins it from) follow each other in memory and are equal.
+template <class View>
+bool equal_pieces(View const& local, placement const& cut, int ranks) noexcept {
+  for (int d = 0; d < cut.dim; ++d)
+    if (local.extent(d) != 1) return false;
+  return local.extent(cut.dim) % (ranks * cut.granule) == 0;
+}
+
+/// Does Plan::steps by one blocking call of the communicator, or returns false.
+template <class Plan, class Comm, class T, int Rank, class Memory>
+bool run_directly(mesh<Comm>& on, view<T, Rank, Memory> to, view<T const, Rank, Memory> from,
+                  comm::summation order, site where) {
+  if constexpr (is_single(Plan::steps)) {
+    constexpr auto doing = Plan::steps.at[0];
+    auto& group = on.along(axis_of(doing));
+    auto const ranks = group.size();
+    if (ranks == 1) return false;
+    memory_span<T, Memory> const out(to.data(), static_cast<std::size_t>(to.size()));
+    memory_span<T const, Memory> const in(from.data(), static_cast<std::size_t>(from.size()));
+    comm::reduce_options const how{.operation = doing.from.operation, .order = order};
+    if constexpr (doing.what == movement::all_reduce) {
+      group.all_reduce(out, in, how, where);
+      return true;
+    } else if constexpr (doing.what == movement::reduce_scatter) {
+      if (!equal_pieces(from, doing.to, ranks)) return false;
+      group.reduce_scatter(out, in, how, where);
+      return true;
+    } else if constexpr (doing.what == movement::all_gather) {
+      if (!equal_pieces(to, doing.from, ranks)) return false;
+      group.all_gather(out, in, where);
+      return true;
+    } else if constexpr (doing.from.dim != doing.to.dim) {
+      if (!equal_pieces(from, doing.to, ranks) || !equal_pieces(to, doing.from, ranks)) return false;
+      group.all_to_all(out, in, where);
+      return true;
+    }
+  }
+  return false;
+}
+
+} // namespace tessera::inline TESSERA_ABI::partition::detail
+
+#endif
+/// Carries out the steps of a plan, one after another: at once, or as a request that goes on where a
+/// collective ends.
+#ifndef TESSERA_PARTITION_DETAIL_JOURNEY_HPP
+#define TESSERA_PARTITION_DETAIL_JOURNEY_HPP
+
+#include <exception>
+
+/// Memory for redistributions under way: a space keeps what they gave back, so that the steady state
+/// allocates nothing.
+#ifndef TESSERA_PARTITION_DETAIL_WORKSPACES_HPP
+#define TESSERA_PARTITION_DETAIL_WORKSPACES_HPP
+
+#include <vector>
+
+namespace tessera::inline TESSERA_ABI::partition::detail {
+
+/// What one redistribution may need; each part grows at first use and stays.
+template <memory_space Memory>
+struct workspace {
+  buffer<Memory> packed, arrived, between[2];
+  std::vector<index_t> sent, received; ///< Counts, one a rank.
+  workspace* next_free = nullptr;
+};
+
+/// A handle of the execution space: the workspaces that are not in use.
+template <memory_space Memory>
+class workspaces {
+public:
+  explicit workspaces(memory_account account) noexcept : account_(account) {}
+  workspaces(workspaces const&) = delete;
+  workspaces& operator=(workspaces const&) = delete;
+  ~workspaces() {
+    while (free_ != nullptr) delete take();
+  }
+
+  workspace<Memory>* take() {
+    auto* const one = free_;
+    if (one == nullptr) return new workspace<Memory>;
+    free_ = one->next_free;
+    return one;
+  }
+  void give_back(workspace<Memory>* one) noexcept {
+    one->next_free = free_;
+    free_ = one;
+  }
+
+  /// Room for `count` elements, of whatever content.
+  template <class T>
+  T* grow(buffer<Memory>& room, index_t count, site where) {
+    auto const bytes = count * static_cast<index_t>(sizeof(T));
+    if (bytes > room.bytes()) {
+      room = {}; // given back before more is asked for
+      room = buffer<Memory>(bytes, account_, where);
+    }
+    return static_cast<T*>(room.data());
+  }
+
+private:
+  memory_account account_;
+  workspace<Memory>* free_ = nullptr;
+};
+
+/// A workspace for as long as it is needed, taken when it is first asked for.
+template <memory_space Memory>
+class lease {
+public:
+  explicit lease(workspaces<Memory>& from) noexcept : from_(&from) {}
+  lease(lease&& other) noexcept : from_(other.from_), one_(other.one_) { other.one_ = nullptr; }
+  lease& operator=(lease&&) = delete;
+  ~lease() { end(); }
+
+  workspace<Memory>* operator->() {
+    if (one_ == nullptr) one_ = from_->take();
+    return one_;
+  }
+  template <class T>
+  T* grow(buffer<Memory> workspace<Memory>::*which, index_t count, site where) {
+    return from_->template grow<T>(operator->()->*which, count, where);
+  }
+  template <class T>
+  T* grow_between(int i, index_t count, site where) {
+    return from_->template grow<T>(operator->()->between[i], count, where);
+  }
+  void end() noexcept {
+    if (one_ != nullptr) from_->give_back(one_);
+    one_ = nullptr;
+  }
+
+private:
+  workspaces<Memory>* from_;
+  workspace<Memory>* one_ = nullptr;
+};
+
+} // namespace tessera::inline TESSERA_ABI::partition::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::partition::detail {
+
+/// What is to be done: `steps` live as long as the journey.
+template <class T, int Rank>
+struct itinerary {
+  T* to = nullptr;
+  T const* from = nullptr;
+  extents<Rank> whole{};
+  partitioning before;
+  step_list const* steps = nullptr;
+  comm::summation order = comm::summation::rank_order;
+  site where;
+};
+
+template <exec::space Ex, comm::communicator Comm, class T, int Rank>
+class journey {
+  using memory = typename Ex::memory;
+  using span = memory_span<T, memory>;
+  using input_span = memory_span<T const, memory>;
+
+public:
+  journey(Ex& ex, mesh<Comm>& on, itinerary<T, Rank> const& todo)
+      : ex_(&ex), on_(&on), todo_(todo), now_(todo.before), at_(todo.from),
+        unwinding_(std::uncaught_exceptions()), workspace_(ex.template handle<workspaces<memory>>()) {
+    for (int i = 0; i < todo.steps->size; ++i)
+      if (on.size(todo.steps->at[i].along) > 1) last_ = i;
+  }
+  journey(journey&&) noexcept = default;
+  journey& operator=(journey&&) = delete;
+  /// As a request of the communicator: waits for its end, or abandons it while an exception unwinds.
+  ~journey() {
+    if (!pending_ || std::uncaught_exceptions() > unwinding_) return;
+    try {
+      wait();
+    } catch (...) { // a destructor can't say so; the communicator is lost, and its next call says it
+    }
+  }
+
+  /// All of it, by blocking calls.
+  [[gnu::noinline]] void run() {
+    for (; next_ <= last_; ++next_) {
+      begin<true>();
+      finish();
+    }
+    arrive();
+  }
+  /// Up to the first collective, which is started.
+  [[gnu::noinline]] void start() {
+    for (; next_ <= last_; ++next_) {
+      begin<false>();
+      if (pending_) return;
+      finish();
+    }
+    arrive();
+  }
+  void wait() {
+    while (pending_) {
+      pending_.there = false; // where this throws, the journey has ended
+      pending_.request.wait();
+      go_on();
+    }
+  }
+  bool test() {
+    while (pending_) {
+      pending_.there = false;
+      pending_.there = !pending_.request.test();
+      if (pending_) return false;
+      go_on();
+    }
+    return true;
+  }
+
+private:
+  /// A request that a moved-from journey no longer has.
+  struct in_flight {
+    typename Comm::request request;
+    bool there = false;
+    in_flight() = default;
+    in_flight(in_flight&& other) noexcept
+        : request(static_cast<typename Comm::request&&>(other.request)), there(other.there) {
+      other.there = false;
+    }
+    explicit operator bool() const noexcept { return there; }
+  };
+
+  void go_on() {
+    finish();
+    ++next_;
+    start();
+  }
+
+  /// Nothing was to be done, or all is.
+  void arrive() {
+    if (last_ < 0 && todo_.to != todo_.from) {
+      auto const mine = local_box(todo_.whole, now_, on_->shape(), on_->place().coordinates());
+      copy_block(todo_.to, mine.size(), todo_.from, mine.size(), 1, mine.size());
+    }
+    workspace_.end();
+  }
+
+  template <bool Blocking>
+  void begin() {
+    auto const& doing = todo_.steps->at[next_];
+    stage<Rank> const s(todo_.whole, on_->place(), now_, doing);
+    unpacks_ = false;
+    if (s.ranks() == 1) {
+      target_ = nullptr;
+      now_ = s.then;
+      return;
+    }
+    target_ = todo_.to;
+    if (next_ < last_) {
+      target_ = workspace_.template grow_between<T>(next_ % 2, s.out.size(), todo_.where);
+    }
+    if (sends(doing.what))
+      communicate<Blocking>(s, on_->along(doing.along, todo_.where));
+    else
+      move(s);
+    now_ = s.then;
+  }
+
+  void finish() {
+    if (target_ == nullptr) return;
+    if (unpacks_) {
+      auto const& doing = todo_.steps->at[next_];
+      auto before = now_;
+      for (int i = 0; i < before.size; ++i)
+        if (doing.changes[i]) before.at[i] = doing.from;
+      stage<Rank> const s(todo_.whole, on_->place(), before, doing);
+      T const* piece = workspace_.template grow<T>(&workspace<memory>::arrived, 0, todo_.where);
+      for (index_t r = 0; r < s.ranks(); ++r)
+        piece = block<false>(s, doing.from.dim, s.before, s.out, r, target_, piece);
+    }
+    at_ = target_;
+  }
+
+  // ---- the collectives
+
+  template <bool Blocking>
+  [[gnu::noinline]] void communicate(stage<Rank> const& s, Comm& group) {
+    auto const n_in = static_cast<std::size_t>(s.in.size()), n_out = static_cast<std::size_t>(s.out.size());
+    input_span in(at_, n_in);
+    span out(target_, n_out);
+    comm::reduce_options const how{.operation = s.doing.from.operation, .order = todo_.order};
+    auto const what = s.doing.what;
+    auto const where = todo_.where;
+    if (what == movement::all_reduce) {
+      if constexpr (Blocking)
+        group.all_reduce(out, in, how, where);
+      else
+        await(group.start_all_reduce(out, in, how, where));
+      return;
+    }
+
+    bool const cuts = what != movement::all_gather, joins = what != movement::reduce_scatter;
+    // A shard that only moves its borders has pieces of each rank's own sizes.
+    bool const borders = cuts && joins && s.doing.from.dim == s.doing.to.dim;
+    bool const equal = !borders && (!cuts || same_pieces(s, s.doing.to.dim, s.then, s.in)) &&
+                       (!joins || same_pieces(s, s.doing.from.dim, s.before, s.out));
+    std::span<index_t const> sent, received;
+    if (cuts && !equal) sent = counts(workspace_->sent, s, s.doing.to.dim, s.then, s.in);
+    if (joins && !equal) received = counts(workspace_->received, s, s.doing.from.dim, s.before, s.out);
+    if (cuts && outside(s.in, s.doing.to.dim) > 1) in = input_span(pack(s), n_in);
+    if (joins && outside(s.out, s.doing.from.dim) > 1) {
+      out = span(workspace_.template grow<T>(&workspace<memory>::arrived, s.out.size(), where), n_out);
+      unpacks_ = true;
+    }
+
+    if (what == movement::reduce_scatter) {
+      if constexpr (Blocking)
+        equal ? group.reduce_scatter(out, in, how, where) : group.reduce_scatter_v(out, in, sent, how, where);
+      else
+        await(equal ? group.start_reduce_scatter(out, in, how, where)
+                    : group.start_reduce_scatter_v(out, in, sent, how, where));
+    } else if (what == movement::all_gather) {
+      if constexpr (Blocking)
+        equal ? group.all_gather(out, in, where) : group.all_gather_v(out, in, received, where);
+      else
+        await(equal ? group.start_all_gather(out, in, where)
+                    : group.start_all_gather_v(out, in, received, where));
+    } else {
+      if constexpr (Blocking)
+        equal ? group.all_to_all(out, in, where) : group.all_to_all_v(out, received, in, sent, where);
+      else
+        await(equal ? group.start_all_to_all(out, in, where)
+                    : group.start_all_to_all_v(out, received, in, sent, where));
+    }
+  }
+  void await(typename Comm::request&& one) {
+    pending_.request = static_cast<typename Comm::request&&>(one);
+    pending_.there = true;
+  }
+
+  /// All ranks' pieces are of one size: on every rank the same answer, since the ranges are.
+  static bool same_pieces(stage<Rank> const& s, int d, partitioning const& parts, box<Rank> const& mine) {
+    auto const first = s.piece(parts, d, mine, 0).size();
+    for (index_t r = 1; r < s.ranks(); ++r)
+      if (s.piece(parts, d, mine, r).size() != first) return false;
+    return true;
+  }
+  static std::span<index_t const> counts(std::vector<index_t>& into, stage<Rank> const& s, int d,
+                                         partitioning const& parts, box<Rank> const& mine) {
+    into.resize(static_cast<std::size_t>(s.ranks()));
+    for (index_t r = 0; r < s.ranks(); ++r)
+      into[static_cast<std::size_t>(r)] =
+          outside(mine, d) * s.piece(parts, d, mine, r).size() * inside(mine, d);
+    return into;
+  }
+
+  /// The ranks' pieces one after another, as a message has them.
+  T const* pack(stage<Rank> const& s) {
+    auto* const packed = workspace_.template grow<T>(&workspace<memory>::packed, s.in.size(), todo_.where);
+    auto* piece = packed;
+    for (index_t r = 0; r < s.ranks(); ++r)
+      piece = block<true>(s, s.doing.to.dim, s.then, s.in, r, piece, at_);
+    return packed;
+  }
+
+  /// Copies rank r's piece of dimension d of `mine`: from its place into a message, or out of one. Returns
+  /// where the message goes on.
+  template <bool Packs, class To, class From>
+  auto block(stage<Rank> const& s, int d, partitioning const& parts, box<Rank> const& mine, index_t r, To* to,
+             From* from) {
+    auto const piece = s.piece(parts, d, mine, r);
+    auto const unit = inside(mine, d), rows = outside(mine, d);
+    auto const stride = mine.range(d).size() * unit, width = piece.size() * unit;
+    auto const offset = piece.empty() ? 0 : (piece.begin - mine.range(d).begin) * unit;
+    if constexpr (Packs) {
+      copy_block(to, width, from + offset, stride, rows, width);
+      return to + rows * width;
+    } else {
+      copy_block(to + offset, stride, from, width, rows, width);
+      return from + rows * width;
+    }
+  }
+
+  // ---- what sends nothing
+
+  void move(stage<Rank> const& s) {
+    auto const what = s.doing.what;
+    if (target_ != at_ || what != movement::first_only) refuse_overlap(s);
+    if (what == movement::slice) {
+      auto const d = s.doing.to.dim;
+      auto const unit = inside(s.in, d), width = s.out.range(d).size() * unit;
+      copy_block(target_, width, at_ + (s.out.range(d).begin - s.in.range(d).begin) * unit,
+                 s.in.range(d).size() * unit, outside(s.in, d), width);
+      return;
+    }
+    bool const keeps = what == movement::first_only && on_->along(s.doing.along, todo_.where).rank() == 0;
+    if (!keeps) zero(*ex_, span(target_, static_cast<std::size_t>(s.out.size())), todo_.where);
+    if (what == movement::pad) {
+      auto const d = s.doing.from.dim;
+      auto const unit = inside(s.out, d), width = s.in.range(d).size() * unit;
+      copy_block(target_ + (s.in.range(d).begin - s.out.range(d).begin) * unit, s.out.range(d).size() * unit,
+                 at_, width, outside(s.in, d), width);
+    } else if (keeps && target_ != at_) {
+      copy_block(target_, s.in.size(), at_, s.in.size(), 1, s.in.size());
+    }
+  }
+  void refuse_overlap(stage<Rank> const& s) const {
+    auto const a = reinterpret_cast<std::uintptr_t>(at_), b = reinterpret_cast<std::uintptr_t>(target_);
+    auto const item = sizeof(T);
+    if (s.in.size() == 0 || s.out.size() == 0 || a + static_cast<std::size_t>(s.in.size()) * item <= b ||
+        b + static_cast<std::size_t>(s.out.size()) * item <= a)
+      return;
+    throw size_error("E-partition-004", todo_.where, "redistribute: `out` overlaps `x` on rank ", on_->rank(),
+                     " of the mesh; a ", name_of(s.doing.what), " needs memory of its own");
+  }
+
+  void copy_block(T* to, index_t to_stride, T const* from, index_t from_stride, index_t rows, index_t width) {
+    if (rows == 0 || width == 0) return;
+    copy_rows(*ex_, view<T, 2, memory>(to, {rows, width}, {to_stride, 1}),
+              view<T const, 2, memory>(from, {rows, width}, {from_stride, 1}), todo_.where);
+  }
+
+  Ex* ex_;
+  mesh<Comm>* on_;
+  itinerary<T, Rank> todo_;
+  partitioning now_;
+  T const* at_;         ///< What the next step reads.
+  T* target_ = nullptr; ///< What the step under way writes.
+  int next_ = 0, last_ = -1;
+  bool unpacks_ = false; ///< The step under way brings pieces that must be put in their places.
+  int unwinding_ = 0;
+  lease<memory> workspace_; ///< Outlives the request.
+  in_flight pending_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::partition::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::partition {
+
+struct redistribute_options {
+  comm::summation order = comm::summation::rank_order;
+};
+
+namespace detail {
+template <class From, class To>
+inline constexpr bool goes_into = false; // other elements, axes or memory
+template <class T, class U, int Rank, class Memory, axis... Axes, class... From, class... To>
+  requires(std::same_as<std::remove_const_t<T>, U> && sizeof...(From) == sizeof...(To))
+inline constexpr bool goes_into<partitioned_view<T, Rank, Memory, placed<Axes, From>...>,
+                                partitioned_view<U, Rank, Memory, placed<Axes, To>...>> =
+    (becomes<From, To> && ...);
+
+/// The steps as a type: nvcc takes no reference to them as a template's argument.
+template <class From, class To>
+struct change {
+  static constexpr step_list steps = cheapest_steps(view_t<From>::parts, view_t<To>::parts);
+};
+} // namespace detail
+
+/// Both are the same elements along the same axes in the same memory, and each placement can become the
+/// other's.
+template <class From, class To>
+concept redistributable = partitioned_array<From> && partitioned_array<To> &&
+    detail::goes_into<detail::view_t<From>, detail::view_t<To>>;
+
+/// The space works where the tensor stands, and the communicator's messages may stand there.
+template <class Comm, class Ex, class X>
+concept moves = exec::space<Ex> && partitioned_array<X> && comm::communicates_in<Comm, detail::memory_t<X>> &&
+    std::same_as<typename Ex::memory, detail::memory_t<X>> && comm::reducible_scalar<detail::value_t<X>>;
+
+namespace detail {
+
+template <class Comm, class Out, class X>
+void require_together(mesh<Comm> const& on, Out const& out, X const& x, site where) {
+  if (x.place() != on.place() || out.place() != on.place())
+    throw size_error("E-partition-005", where, "redistribute: a tensor of rank ", x.place().rank,
+                     " of the mesh ", text_of(x.place().shape), " into one of rank ", out.place().rank,
+                     " of ", text_of(out.place().shape), ", by rank ", on.rank(), " of ",
+                     text_of(on.shape()));
+  if (x.whole() != out.whole())
+    throw size_error("E-partition-006", where, "redistribute: `x` is a part of ", text_of(x.whole()),
+                     ", `out` of ", text_of(out.whole()), "; both must be the same");
+}
+
+template <class Ex, class Comm, class Out, class X>
+auto journey_between(Ex& ex, mesh<Comm>& on, Out const& out, X const& x, redistribute_options const& how,
+                     site where) {
+  using T = typename Out::value_type;
+  return journey<Ex, Comm, T, Out::rank>(ex, on,
+                                         itinerary<T, Out::rank>{.to = out.local().data(),
+                                                                 .from = x.local().data(),
+                                                                 .whole = x.whole(),
+                                                                 .before = X::parts,
+                                                                 .steps = &change<X, Out>::steps,
+                                                                 .order = how.order,
+                                                                 .where = where});
+}
+
+} // namespace detail
+
+/// Brings x to the placements of `out`. `out` is other memory, or x's own where nothing but sums is to be
+/// done to it (all_reduce, first_only, nothing), or overlaps it as the collective allows.
+/// Throws size_error: another mesh (E-partition-005), another whole (E-partition-006), an overlap
+/// (E-partition-004); and what the collectives throw.
+template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partitioned_array X>
+  requires moves<Comm, Ex, X> && redistributable<X, Out>
+void redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x, redistribute_options const& how = {},
+                  site where = site::here()) {
+  auto const to = out.view();
+  auto const from = x.view();
+  detail::require_together(on, to, from, where);
+  using T = typename std::remove_cvref_t<Out>::value_type;
+  view<T const, std::remove_cvref_t<Out>::rank, typename Ex::memory> const local = from.local();
+  if (detail::run_directly<detail::change<X, Out>>(on, to.local(), local, how.order, where)) return;
+  detail::journey_between(ex, on, to, from, how, where).run();
+}
+
+/// The same into new memory, to these placements: one for each of x's axes, in its order.
+template <placement_type... To, exec::space Ex, comm::communicator Comm, partitioned_array X>
+  requires moves<Comm, Ex, X> && redistributable_to<X, To...>
+[[nodiscard]] auto redistribute(Ex& ex, mesh<Comm>& on, X const& x, redistribute_options const& how = {},
+                                site where = site::here()) {
+  using from = detail::view_t<X>;
+  typename detail::placed_as<from, To...>::tensor out(x.place(), x.whole(), {}, where);
+  redistribute(ex, on, out, x, how, where);
+  return out;
+}
+
+/// The backward of redistribute<To...> of what was placed as From...: d_out, placed as dual<To>..., becomes
+/// the gradient of the input, placed as dual<From>.... (Into memory of the caller: `redistribute` itself.)
+template <differentiable... From, exec::space Ex, comm::communicator Comm, partitioned_array X>
+  requires moves<Comm, Ex, X> && redistributable_to<X, dual<From>...>
+[[nodiscard]] auto redistribute_backward(Ex& ex, mesh<Comm>& on, X const& d_out,
+                                         redistribute_options const& how = {}, site where = site::here()) {
+  return redistribute<dual<From>...>(ex, on, d_out, how, where);
+}
+
+/// A redistribution under way. Move-only; its memory is lent until wait() returns or test() is true. A plan
+/// of several collectives goes from one to the next inside these: until it has ended, its axes' communicators
+/// take no other call. Dropped unfinished it waits, or, while an exception unwinds, is abandoned.
+template <exec::space Ex, comm::communicator Comm, class T, int Rank>
+class redistribution {
+public:
+  explicit redistribution(detail::journey<Ex, Comm, T, Rank>&& journey)
+      : journey_(static_cast<detail::journey<Ex, Comm, T, Rank>&&>(journey)) {
+    journey_.start();
+  }
+  void wait() { journey_.wait(); }
+  bool test() { return journey_.test(); }
+
+private:
+  detail::journey<Ex, Comm, T, Rank> journey_;
+};
+
+/// redistribute(ex, on, out, x) as a request. All ranks start it, or none.
+template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partitioned_array X>
+  requires moves<Comm, Ex, X> && redistributable<X, Out>
+[[nodiscard]] auto start_redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x,
+                                      redistribute_options const& how = {}, site where = site::here()) {
+  using T = typename std::remove_cvref_t<Out>::value_type;
+  detail::require_together(on, out.view(), x.view(), where);
+  return redistribution<Ex, Comm, T, std::remove_cvref_t<Out>::rank>(
+      detail::journey_between(ex, on, out.view(), x.view(), how, where));
+}
+
+} // namespace tessera::inline TESSERA_ABI::partition
+
 #endif
 
 /// A file that is either complete or not there: bytes go to a temporary name beside the target, and `commit`
@@ -13179,10 +16628,11 @@ private:
 
 namespace tessera::inline TESSERA_ABI::nn {
 
-/// Sizes of a micro-batch.
+/// Sizes of a micro-batch, the same on all ranks that share it. How many of its tokens and rows are here is
+/// the rank group's to say (nn/rank_group.hpp).
 struct batch_shape {
   index_t batch = 0;           ///< Samples.
-  index_t sequence_length = 0; ///< Tokens of a sample.
+  index_t sequence_length = 0; ///< Tokens of a whole sample.
 
   constexpr index_t tokens() const noexcept { return batch * sequence_length; }
   friend constexpr bool operator==(batch_shape const&, batch_shape const&) = default;
@@ -13201,6 +16651,19 @@ struct loss_sum {
   }
 };
 
+/// What a unit's backward computes again instead of keeping it: nothing; what attention made; all within the
+/// unit but its input.
+enum class recomputation : std::uint8_t { none, attention, unit };
+
+constexpr char const* name_of(recomputation what) noexcept {
+  constexpr char const* names[] = {"none", "attention", "unit"};
+  return names[static_cast<int>(what)];
+}
+
+/// A backward in one call, or in two: the gradient of the input, which the unit before waits for, and later
+/// those of the parameters.
+enum class backward_part : std::uint8_t { both, input, weights };
+
 /// What forward and backward of one micro-batch agree on.
 struct pass {
   std::uint64_t seed = 0;   ///< Of the run; keys dropout together with step, layer and global sample.
@@ -13210,6 +16673,7 @@ struct pass {
   bool accumulate = false;  ///< True: add to the gradient blocks; false: overwrite them.
   float gradient_scale = 1; ///< Factor on the gradient of the loss sum (fp16 loss scaling).
   int slot = 0;             ///< Which of the micro-batches in flight this is; see unit::reserve.
+  backward_part part = backward_part::both; ///< Of the backward; a forward does not read it.
 };
 
 /// What flows between units.
@@ -13217,13 +16681,15 @@ template <exec::space Ex, storage_scalar T>
 struct stream {
   using memory = typename Ex::memory;
 
-  view<std::int32_t const, 2, memory> tokens = {};  ///< [batch, sequence_length]
+  view<std::int32_t const, 2, memory> tokens = {};  ///< [batch, tokens of a sample that are here]
   view<std::int32_t const, 2, memory> targets = {}; ///< The same; `ops::ignore_index` predicts nothing.
-  view<T, 2, memory> hidden = {};   ///< [tokens, width]; forward replaces it by the unit's output.
-  view<T, 2, memory> gradient = {}; ///< [tokens, width]; backward turns the gradient of the unit's
+  index_t whole_length = 0;       ///< Tokens of a whole sample where other ranks hold some; 0: all are here.
+  view<T, 2, memory> hidden = {}; ///< [rows, width]; forward replaces it by the unit's output. Rows are the
+                                  ///< tokens, under sequence parallelism this tensor rank's part of them.
+  view<T, 2, memory> gradient = {}; ///< [rows, width]; backward turns the gradient of the unit's
                                     ///< output into that of its input, in place.
   /// {sum, count}: the head's forward adds to them where the space runs, and nobody waits. Empty: it waits,
-  /// and adds to `loss`.
+  /// and adds to `loss`. Of tensor ranks, which all have the same loss, the first alone adds.
   view<double, 1, memory> totals = {};
   loss_sum loss = {};
 
@@ -13233,7 +16699,9 @@ struct stream {
   view<T, 3, memory> values = {};     ///< The same.
   view<float, 2, memory> logits = {}; ///< [batch, vocabulary]: the head leaves the last token's, no loss.
 
-  batch_shape shape() const noexcept { return {tokens.extent(0), tokens.extent(1)}; }
+  batch_shape shape() const noexcept {
+    return {tokens.extent(0), whole_length > 0 ? whole_length : tokens.extent(1)};
+  }
 };
 
 /// One step of the model. T is the storage type of weights and activations, G that of gradients.
@@ -13263,12 +16731,20 @@ public:
   /// Prepares for `micro_batches` forwards that wait for their backwards at once (pass::slot below it).
   virtual void reserve(int micro_batches) = 0;
 
+  /// From the next forward on, keeps that much less and lets backward compute it again: by itself, with the
+  /// same dropout, from the input that stays anyhow and the weights that it is lent. The results are the same
+  /// bits. A unit that keeps nothing it could compute again (embedding, head) stays as it is.
+  virtual void recompute(recomputation what) = 0;
+
   /// Bytes that a training forward takes from the arena and keeps for its backward, its output included. Its
   /// input, s.hidden as it came, must stay as well; the runner releases both after the backward.
   virtual index_t kept_bytes(batch_shape shape) const = 0;
-  /// Further bytes that forward or backward takes and gives back before it returns. A forward that does not
-  /// train keeps its output only: no more than kept and scratch bytes together, of which all but the
-  /// embedding's output are given back.
+  /// Further bytes that a backward of part `input` takes from the arena and keeps for part `weights`; what
+  /// the forward kept, and the input, stay until then, too.
+  virtual index_t kept_for_weights_bytes(batch_shape shape) const = 0;
+  /// Further bytes that forward or backward, or a part of it, takes and gives back before it returns. A
+  /// forward that does not train keeps its output only: no more than kept and scratch bytes together, of
+  /// which all but the embedding's output are given back.
   virtual index_t scratch_bytes(batch_shape shape) const = 0;
   /// Elements of a token's keys, and of its values, that decoding keeps; 0 for a unit without attention.
   virtual index_t cache_width() const { return 0; }
@@ -13276,7 +16752,11 @@ public:
   /// Reads s.hidden (s.tokens in the first unit), leaves its output in s.hidden.
   virtual void forward(Ex& ex, blocks const& parameters, stream<Ex, T>& s, arena<memory>& activations,
                        pass const& p) = 0;
-  /// Turns s.gradient into the gradient of its input and writes, or adds, the parameters' gradients.
+  /// Turns s.gradient into the gradient of its input and writes, or adds, the parameters' gradients. In two
+  /// calls: part `input` does the former, and what costs no product of matrices of the latter (norms, the
+  /// embedding); part `weights` writes or adds the rest, and reads neither weights nor the stream's hidden
+  /// and gradient. Both are lent gradients, and both see one pass::accumulate: false in the first micro-batch
+  /// of a step. The two parts give the bits of one call.
   virtual void backward(Ex& ex, blocks const& parameters, stream<Ex, T>& s, arena<memory>& activations,
                         pass const& p) = 0;
 };
@@ -13629,7 +17109,8 @@ private:
 } // namespace tessera::inline TESSERA_ABI::nn
 
 #endif
-/// The first unit: rows of a table looked up by token, learned positions added (GPT-2), then dropout.
+/// The first unit: rows of a table looked up by token, learned positions added (GPT-2), then dropout. Of
+/// several tensor-parallel ranks each holds some of the table's rows, and the sum of all is the embedding.
 ///
 ///     embedding<Ex, T, G> unit(config);       // parameters "wte.weight", "wpe.weight" or
 ///                                             // "model.embed_tokens.weight"
@@ -13651,6 +17132,7 @@ namespace tessera::inline TESSERA_ABI::nn::detail {
 
 /// A matrix [rows, columns] or, with one row, a vector inside a block. A unit keeps these instead of looking
 /// its parameters up by name at every step. No rows: the unit has no such parameter, and its view is empty.
+/// An empty block gives views without memory.
 struct place {
   index_t offset = 0;
   index_t rows = 0;
@@ -13658,11 +17140,17 @@ struct place {
 
   template <memory_space Memory, span_in<Memory> Block>
   view<typename Block::element_type, 2, Memory> matrix(Block block) const noexcept {
-    return {rows == 0 ? nullptr : block.data() + offset, {rows, columns}};
+    return {start(block), {rows, columns}};
   }
   template <memory_space Memory, span_in<Memory> Block>
   view<typename Block::element_type, 1, Memory> vector(Block block) const noexcept {
-    return {rows == 0 ? nullptr : block.data() + offset, {rows * columns}};
+    return {start(block), {rows * columns}};
+  }
+
+private:
+  template <class Block>
+  typename Block::element_type* start(Block block) const noexcept {
+    return rows == 0 || block.empty() ? nullptr : block.data() + offset;
   }
 };
 
@@ -13730,6 +17218,10 @@ public:
     slots_.resize(static_cast<std::size_t>(micro_batches));
   }
 
+  // Of a unit that keeps nothing it could compute again, and does all of its backward at once.
+  void recompute(recomputation) override {}
+  index_t kept_for_weights_bytes(batch_shape) const override { return 0; }
+
 protected:
   explicit described_unit(std::string name, std::string tied_to = {})
       : name_(static_cast<std::string&&>(name)), tied_to_(static_cast<std::string&&>(tied_to)), slots_(1) {}
@@ -13743,9 +17235,10 @@ protected:
   }
 
   void check_weights(blocks const& lent) const { check("weights", lent.weights.size()); }
+  void check_only_gradients(blocks const& lent) const { check("gradients", lent.gradients.size()); }
   void check_gradients(blocks const& lent) const {
     check_weights(lent);
-    check("gradients", lent.gradients.size());
+    check_only_gradients(lent);
   }
 
   layout::parameter_map map_;
@@ -13765,19 +17258,233 @@ private:
 
 #endif
 /// How the dropouts of a model are numbered: 0 is the embedding's, 1 + 2 i and 2 + 2 i are those of block i's
-/// branches. With the global sample number it makes a mask that no split into micro-batches or ranks changes.
+/// branches. With the global sample number and a token's position it makes a mask that no split into
+/// micro-batches or ranks changes.
 #ifndef TESSERA_NN_DETAIL_DROPOUT_LAYERS_HPP
 #define TESSERA_NN_DETAIL_DROPOUT_LAYERS_HPP
 
+/// What the layers of a model ask of the ranks that share it: which part of each matrix this rank holds
+/// (tensor parallelism), which rows of the residual stream (sequence parallelism), which tokens of each
+/// sample (context parallelism), and the few sums over ranks between two products. Layers know no
+/// communicator; they are templates over such a group. `one_rank`, the default, costs nothing;
+/// parallel/model_group.hpp is the group over a mesh.
+///
+///     nn::llama_block<Ex, T, G> block(config, 0);                       // all of it is here
+///     nn::llama_block<Ex, T, G, Group> part(config, 0, group);          // this rank's part of it
+///
+/// The residual stream of a micro-batch is [tokens, width] for the tokens that this rank holds. Under
+/// sequence parallelism each tensor rank keeps `rows(tokens)` of it between the products, where norms,
+/// dropout and residual sums act, and all rows only while a product runs.
+#ifndef TESSERA_NN_RANK_GROUP_HPP
+#define TESSERA_NN_RANK_GROUP_HPP
+
+/// Which part of a layer's parameters one of several tensor-parallel ranks holds, in the words of
+/// layout::parameter_share: cut along a dimension, or a copy on each rank.
+///
+///     tensor_part const part{.ranks = 4, .rank = 1};
+///     map.add("up.weight", {inner, width}, kind, start, part.cut(0, inner));     // rows 1/4 .. 2/4
+///     map.add("down.bias", {width}, kind, start, part.copy());                   // all of it
+#ifndef TESSERA_NN_TENSOR_PART_HPP
+#define TESSERA_NN_TENSOR_PART_HPP
+
+namespace tessera::inline TESSERA_ABI::nn {
+
+struct tensor_part {
+  int ranks = 1;
+  int rank = 0;
+  /// The ranks share the rows between products (sequence parallelism): what acts on rows has on each rank
+  /// only a summand of its parameters' gradient.
+  bool shares_rows = false;
+
+  /// This rank's part of n rows or columns. Uneven and empty parts are ordinary.
+  constexpr layout::range of(index_t n) const { return layout::shard_of(n, ranks, rank); }
+
+  layout::parameter_share cut(int dimension, index_t n) const { return cut(dimension, {of(n)}); }
+  /// `pieces` of the dimension, which `copies` neighbours hold alike and have summands of a gradient for.
+  layout::parameter_share cut(int dimension, std::vector<layout::range> pieces, int copies = 1) const {
+    if (ranks == 1) return {};
+    return {dimension, static_cast<std::vector<layout::range>&&>(pieces), copies, copies > 1};
+  }
+
+  /// A copy on each rank, with the whole gradient there.
+  layout::parameter_share copy() const { return {.copies = ranks}; }
+  /// The same, of a parameter that acts on the rows that are here.
+  layout::parameter_share copy_on_rows() const { return {.copies = ranks, .partial = shares_rows}; }
+};
+
+/// The heads of an attention part that a rank holds. Where there are fewer key/value heads than ranks,
+/// neighbours hold the same one: `copies` of them.
+struct head_part {
+  layout::range queries, keys;
+  int copies = 1;
+
+  /// Throws config_error (E-nn-024) where the heads cannot be shared so.
+  static constexpr head_part of(tensor_part part, index_t heads, index_t key_heads,
+                                site where = site::here()) {
+    if (heads % part.ranks != 0)
+      throw config_error("E-nn-024", where, part.ranks, " tensor-parallel ranks cannot share ", heads,
+                         " heads: set heads to a multiple of the ranks (",
+                         (heads / part.ranks + 1) * part.ranks,
+                         " would be), or take a number of ranks that divides them");
+    if (key_heads % part.ranks != 0 && part.ranks % key_heads != 0)
+      throw config_error("E-nn-024", where, part.ranks, " tensor-parallel ranks cannot share ", key_heads,
+                         " key/value heads: one number must divide the other; set key_value_heads to ",
+                         part.ranks, ", or take a number of ranks that fits");
+    auto const here = heads / part.ranks;
+    auto const copies = key_heads < part.ranks ? narrow<int>(part.ranks / key_heads) : 1;
+    auto const keys = key_heads < part.ranks ? index_t{1} : key_heads / part.ranks;
+    auto const first = part.rank / copies * keys;
+    return {{part.rank * here, (part.rank + 1) * here}, {first, first + keys}, copies};
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::nn
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::nn {
+
+/// The sizes of one call of a group's attention.
+struct attention_sizes {
+  index_t batch = 0;
+  index_t sequence_length = 0; ///< Of whole samples.
+  index_t heads = 0;           ///< On this rank, like key_heads.
+  index_t key_heads = 0;
+  index_t head_width = 0;
+};
+
+/// The ranks that share a model, as one of them sees it: a small value that is copied into each layer.
+///
+/// Semantics; n = tensor_ranks(), r = tensor_rank(), M = Ex::memory. Whatever communicates is called by every
+/// rank of the group, in the same order.
+/// - alone(): this rank has the whole model and whole samples, whatever their length.
+/// - tensor_ranks(), tensor_rank(), sequence_parallel(): 0 <= r < n; the ranks that hold parts of the same
+///   matrices, and whether they share rows too.
+/// - local_sequence(whole): tokens of a sample of `whole` tokens that this rank holds, and
+///   positions(whole): where in it they stand. The same on all tensor ranks.
+/// - rows(tokens): this rank's rows of the residual stream of `tokens` local tokens: shard_of(tokens, n, r)
+///   under sequence parallelism, all of them without.
+/// - gather(ex, room, local): a view of all rows, of which `local` are this rank's: `local` itself where it
+///   holds all (`room` is not touched), otherwise `room`, filled from all ranks. `local` may be its own part
+///   of `room`.
+/// - reduce(ex, local, full): this rank's rows of the sum of all ranks' `full`, into `local`, which may be
+///   its own part of `full`, and is `full` itself where this rank has all rows. What else `full` holds is
+///   undefined afterwards. gather and reduce are each other's adjoint.
+/// - attention(ex, out, log_sum_exp, q, k, v, whole, memory), attention_backward(...): causal ops::attention
+///   and its backward over whole samples of `whole` tokens, of which the views hold this rank's. Takes up to
+///   attention_scratch_bytes<T, M>(sizes) and attention_backward_scratch_bytes<T, M>(sizes) from `memory` and
+///   gives them back.
+template <class P, class Ex>
+concept rank_group = std::copyable<P> && exec::space<Ex> &&
+    requires(P const& group, Ex& ex, index_t count, view<float, 2, typename Ex::memory> rows,
+             view<float, 4, typename Ex::memory> heads, view<float, 3, typename Ex::memory> sums,
+             arena<typename Ex::memory>& memory, attention_sizes const& sizes) {
+  { group.alone() } -> std::same_as<bool>;
+  { group.tensor_ranks() } -> std::same_as<int>;
+  { group.tensor_rank() } -> std::same_as<int>;
+  { group.sequence_parallel() } -> std::same_as<bool>;
+  { group.local_sequence(count) } -> std::same_as<index_t>;
+  { group.positions(count) } -> std::same_as<ops::token_positions>;
+  { group.rows(count) } -> std::same_as<layout::range>;
+  { group.gather(ex, rows, rows) } -> std::same_as<view<float, 2, typename Ex::memory>>;
+  group.reduce(ex, rows, rows);
+  group.attention(ex, heads, sums, heads, heads, heads, count, memory);
+  group.attention_backward(ex, heads, heads, heads, heads, heads, heads, heads, heads, sums, count, memory);
+  { group.template attention_scratch_bytes<float, typename Ex::memory>(sizes) } -> std::same_as<index_t>;
+  {
+    group.template attention_backward_scratch_bytes<float, typename Ex::memory>(sizes)
+    } -> std::same_as<index_t>;
+};
+
+template <class Group>
+constexpr tensor_part tensor_part_of(Group const& group) noexcept {
+  return {group.tensor_ranks(), group.tensor_rank(), group.sequence_parallel()};
+}
+
+/// Where the local tokens of samples of `whole` tokens stand. A decoder, which has them all, goes on behind
+/// those that it fed before.
+template <class Group>
+constexpr ops::token_positions positions_of(Group const& group, index_t whole, index_t fed_before) {
+  auto positions = group.positions(whole);
+  positions.first += fed_before;
+  return positions;
+}
+
+/// One rank holds the whole model.
+struct one_rank {
+  static constexpr bool alone() noexcept { return true; }
+  static constexpr int tensor_ranks() noexcept { return 1; }
+  static constexpr int tensor_rank() noexcept { return 0; }
+  static constexpr bool sequence_parallel() noexcept { return false; }
+  static constexpr index_t local_sequence(index_t whole) noexcept { return whole; }
+  static constexpr ops::token_positions positions(index_t) noexcept { return {}; }
+  static constexpr layout::range rows(index_t tokens) noexcept { return {0, tokens}; }
+
+  template <exec::space Ex, storage_scalar T>
+  static view<T, 2, typename Ex::memory> gather(Ex&, view<T, 2, typename Ex::memory>,
+                                                view<T, 2, typename Ex::memory> local) noexcept {
+    return local;
+  }
+  template <exec::space Ex, storage_scalar T>
+  static void reduce(Ex&, view<T, 2, typename Ex::memory>, view<T, 2, typename Ex::memory>) noexcept {}
+
+  template <exec::space Ex, storage_scalar T>
+  static void attention(Ex& ex, view<T, 4, typename Ex::memory> out,
+                        view<float, 3, typename Ex::memory> log_sum_exp, input<T, 4, typename Ex::memory> q,
+                        input<T, 4, typename Ex::memory> k, input<T, 4, typename Ex::memory> v, index_t,
+                        arena<typename Ex::memory>&) {
+    ops::attention(ex, out, log_sum_exp, q, k, v);
+  }
+  template <exec::space Ex, storage_scalar T>
+  static void
+  attention_backward(Ex& ex, view<T, 4, typename Ex::memory> dq, view<T, 4, typename Ex::memory> dk,
+                     view<T, 4, typename Ex::memory> dv, input<T, 4, typename Ex::memory> d_out,
+                     input<T, 4, typename Ex::memory> q, input<T, 4, typename Ex::memory> k,
+                     input<T, 4, typename Ex::memory> v, input<T, 4, typename Ex::memory> out,
+                     input<float, 3, typename Ex::memory> log_sum_exp, index_t, arena<typename Ex::memory>&) {
+    ops::attention_backward(ex, dq, dk, dv, d_out, q, k, v, out, log_sum_exp);
+  }
+  template <storage_scalar T, memory_space M>
+  static constexpr index_t attention_scratch_bytes(attention_sizes const&) noexcept {
+    return 0;
+  }
+  template <storage_scalar T, memory_space M>
+  static constexpr index_t attention_backward_scratch_bytes(attention_sizes const&) noexcept {
+    return 0;
+  }
+
+  template <memory_space M>
+  static constexpr ops::whole_vocabulary statistics_merge(arena<M>&) noexcept {
+    return {};
+  }
+  template <memory_space M>
+  static constexpr index_t statistics_merge_bytes(index_t) noexcept {
+    return 0;
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::nn
+
+#endif
+
 namespace tessera::inline TESSERA_ABI::nn::detail {
 
-inline ops::dropout_options dropout_of(float probability, index_t layer, batch_shape shape, pass const& p) {
-  return {.probability = probability,
-          .seed = p.seed,
-          .step = p.step,
-          .layer = static_cast<std::uint64_t>(layer),
-          .first_sample = p.first_sample,
-          .rows_per_sample = shape.sequence_length};
+/// Of this rank's rows of the residual stream.
+template <class Group>
+ops::dropout_options dropout_of(float probability, index_t layer, Group const& group, batch_shape shape,
+                                pass const& p) {
+  ops::dropout_options options{.probability = probability,
+                               .seed = p.seed,
+                               .step = p.step,
+                               .layer = static_cast<std::uint64_t>(layer),
+                               .first_sample = p.first_sample};
+  auto const length = group.local_sequence(shape.sequence_length);
+  if (length == 0) return options; // of no rows
+  options.rows_per_sample = length;
+  options.first_row = group.rows(shape.batch * length).begin;
+  options.whole_rows_per_sample = shape.sequence_length;
+  options.positions = group.positions(shape.sequence_length);
+  return options;
 }
 
 template <class T, memory_space Memory>
@@ -13791,66 +17498,132 @@ view<T, 1, Memory> flat(view<T, 2, Memory> matrix) {
 
 namespace tessera::inline TESSERA_ABI::nn {
 
+/// The embedding's parameters on this rank. A tied head whose stage of a pipeline lacks the embedding knows
+/// from them what it borrows.
+template <class Group>
+layout::parameter_map embedding_parameters(transformer_config const& config, Group const& group) {
+  using enum layout::parameter_kind;
+  auto const part = tensor_part_of(group);
+  auto const gpt2 = config.family == transformer_family::gpt2;
+  auto const start = layout::normal_values(config.initial_deviation);
+  layout::parameter_map map;
+  map.add(gpt2 ? "wte.weight" : "model.embed_tokens.weight", {config.vocabulary_size, config.width},
+          token_embedding, start, part.cut(0, config.vocabulary_size));
+  if (gpt2)
+    map.add("wpe.weight", {config.sequence_length, config.width}, position_embedding, start, part.copy());
+  return map;
+}
+
 namespace detail {
 struct nothing_kept {};
 } // namespace detail
 
-template <exec::space Ex, storage_scalar T, storage_scalar G>
+template <exec::space Ex, storage_scalar T, storage_scalar G, rank_group<Ex> Group = one_rank>
 class embedding final : public detail::described_unit<Ex, T, G, detail::nothing_kept> {
 public:
   using memory = typename Ex::memory;
+  using matrix = view<T, 2, memory>;
   using typename unit<Ex, T, G>::blocks;
 
-  /// Of a model of a valid config.
-  explicit embedding(transformer_config const& config)
-      : detail::described_unit<Ex, T, G, detail::nothing_kept>("embedding"), dropout_(config.dropout),
-        shared_(config.tied_head), longest_(config.sequence_length) {
-    using enum layout::parameter_kind;
-    auto& map = this->map_;
-    auto const gpt2 = config.family == transformer_family::gpt2;
-    auto const start = layout::normal_values(config.initial_deviation);
-    table_ = detail::place_of(map[map.add(gpt2 ? "wte.weight" : "model.embed_tokens.weight",
-                                          {config.vocabulary_size, config.width}, token_embedding, start)]);
-    if (gpt2)
-      positions_ = detail::place_of(
-          map[map.add("wpe.weight", {config.sequence_length, config.width}, position_embedding, start)]);
+  static constexpr char const* unit_name = "embedding";
+
+  /// Of a model of a valid config. `head_here`: a tied head is lent this unit's own block, and has written
+  /// the table's gradient before this unit's backward, which then adds to it.
+  explicit embedding(transformer_config const& config, Group const& group = {}, bool head_here = true)
+      : detail::described_unit<Ex, T, G, detail::nothing_kept>(unit_name), group_(group),
+        dropout_(config.dropout), shared_(config.tied_head && head_here), vocabulary_(config.vocabulary_size),
+        longest_(config.sequence_length) {
+    this->map_ = embedding_parameters(config, group);
+    table_ = detail::place_of(this->map_[0]);
+    if (this->map_.size() > 1) positions_ = detail::place_of(this->map_[1]);
   }
 
   index_t kept_bytes(batch_shape shape) const override {
-    return arena<memory>::template bytes_for<T>(shape.tokens() * table_.columns);
+    return detail::planned_bytes<memory>([&](auto& plan) { take_rows(plan, tokens_of(shape)); });
   }
-  index_t scratch_bytes(batch_shape) const override { return 0; }
+  index_t scratch_bytes(batch_shape shape) const override {
+    return detail::planned_bytes<memory>([&](auto& plan) { take_room(plan, tokens_of(shape), {}); });
+  }
 
-  /// Throws size_error for a token outside the vocabulary, or a position beyond the config's sequence length.
+  /// Throws size_error for a token outside the vocabulary, a position beyond the config's sequence length, or
+  /// tokens that are not this rank's part of the samples.
   void forward(Ex& ex, blocks const& lent, stream<Ex, T>& s, arena<memory>& activations,
                pass const& p) override {
     this->check_weights(lent);
+    auto const shape = s.shape();
+    check_tokens(s);
+    s.hidden = take_rows(activations, tokens_of(shape));
+    {
+      arena_scope const scope(activations);
+      auto const room = take_room(activations, tokens_of(shape), s.hidden);
+      // Each rank's summand: its rows of the table, and on the first one the positions.
+      auto const places = group_.tensor_rank() == 0 ? positions_ : detail::place();
+      ops::embedding(ex, room, s.tokens, table_.matrix<memory>(lent.weights),
+                     places.template matrix<memory>(lent.weights),
+                     {.positions = positions_of(group_, shape.sequence_length, s.first_position),
+                      .first_token = first_token(),
+                      .vocabulary = vocabulary_});
+      group_.reduce(ex, s.hidden, room);
+    }
+    if (drops(p)) ops::dropout(ex, s.hidden, s.hidden, dropout_of(s, p));
+  }
+
+  /// All of it is done in part `input`.
+  void backward(Ex& ex, blocks const& lent, stream<Ex, T>& s, arena<memory>& activations,
+                pass const& p) override {
+    if (p.part == backward_part::weights) return;
+    this->check_gradients(lent);
+    auto const shape = s.shape();
+    arena_scope const scope(activations);
+    if (drops(p)) ops::dropout(ex, s.gradient, s.gradient, dropout_of(s, p));
+    auto const room = take_room(activations, tokens_of(shape), s.gradient);
+    ops::embedding_backward(ex, table_.matrix<memory>(lent.gradients),
+                            positions_.matrix<memory>(lent.gradients), group_.gather(ex, room, s.gradient),
+                            s.tokens,
+                            {.accumulate_table = p.accumulate || shared_,
+                             .accumulate_positions = p.accumulate,
+                             .positions = group_.positions(shape.sequence_length),
+                             .first_token = first_token(),
+                             .vocabulary = vocabulary_});
+  }
+
+private:
+  void check_tokens(stream<Ex, T> const& s) const {
     auto const shape = s.shape();
     if (s.first_position + shape.sequence_length > longest_)
       throw size_error("E-nn-013", site::here(), "a sample reaches position ",
                        s.first_position + shape.sequence_length, ", the model was made for ", longest_,
                        "; shorten it or make the model with a larger sequence_length");
-    s.hidden = activations.template take<T, 2>({shape.tokens(), table_.columns});
-    ops::embedding(ex, s.hidden, s.tokens, table_.matrix<memory>(lent.weights),
-                   positions_.matrix<memory>(lent.weights), {.first_position = s.first_position});
-    if (drops(p)) ops::dropout(ex, s.hidden, s.hidden, detail::dropout_of(dropout_, 0, shape, p));
+    if (auto const here = group_.local_sequence(shape.sequence_length); s.tokens.extent(1) != here)
+      throw size_error("E-nn-025", site::here(), "tokens are ", text_of(s.tokens.extents()),
+                       ", but of a sample of ", shape.sequence_length, " this rank holds ", here,
+                       "; give it those of its positions, and the length of whole samples as "
+                       "stream::whole_length");
   }
 
-  /// With a tied head, the head has written the table's gradient of this pass already.
-  void backward(Ex& ex, blocks const& lent, stream<Ex, T>& s, arena<memory>&, pass const& p) override {
-    this->check_gradients(lent);
-    if (drops(p)) ops::dropout(ex, s.gradient, s.gradient, detail::dropout_of(dropout_, 0, s.shape(), p));
-    ops::embedding_backward(
-        ex, table_.matrix<memory>(lent.gradients), positions_.matrix<memory>(lent.gradients), s.gradient,
-        s.tokens, {.accumulate_table = p.accumulate || shared_, .accumulate_positions = p.accumulate});
+  index_t tokens_of(batch_shape shape) const {
+    return shape.batch * group_.local_sequence(shape.sequence_length);
+  }
+  template <detail::piece_source<memory> Source>
+  matrix take_rows(Source& source, index_t tokens) const {
+    return source.template take<T, 2>({group_.rows(tokens).size(), table_.columns});
+  }
+  /// For all rows: `local` where they are all here.
+  template <detail::piece_source<memory> Source>
+  matrix take_room(Source& source, index_t tokens, matrix local) const {
+    return group_.sequence_parallel() ? source.template take<T, 2>({tokens, table_.columns}) : local;
   }
 
-private:
+  index_t first_token() const { return tensor_part_of(group_).of(vocabulary_).begin; }
   bool drops(pass const& p) const noexcept { return p.training && dropout_ > 0; }
+  ops::dropout_options dropout_of(stream<Ex, T> const& s, pass const& p) const {
+    return detail::dropout_of(dropout_, 0, group_, s.shape(), p);
+  }
 
+  [[no_unique_address]] Group group_;
   float dropout_;
-  bool shared_; ///< The head multiplies by the table too.
-  index_t longest_;
+  bool shared_;
+  index_t vocabulary_, longest_;
   detail::place table_, positions_;
 };
 
@@ -13863,6 +17636,10 @@ private:
 ///     gelu_feed_forward<Ex, T, G> feed_forward(map, "h.0.mlp", config);
 ///     auto kept = feed_forward.take(arena, tokens);
 ///     feed_forward.forward(ex, weights, out, in, kept);
+///
+/// Of several tensor-parallel ranks each holds a part of the inner width: rows of the first matrix, columns
+/// of the second. Its output, and the gradient of its input, are then summands of the ranks'. The bias of the
+/// second matrix is added by the first rank alone, so that it counts once.
 #ifndef TESSERA_NN_FEED_FORWARD_HPP
 #define TESSERA_NN_FEED_FORWARD_HPP
 
@@ -13870,22 +17647,62 @@ private:
 
 namespace tessera::inline TESSERA_ABI::nn {
 
-/// A feed-forward part. Semantics: `forward` fills `out` and the pieces that `backward` reads.
+/// A feed-forward part. Semantics:
+/// - `forward` fills `out` and the pieces that a backward reads; an empty `out` is left out. `out` may be the
+///   memory of `in`.
+/// - A backward goes in three steps, of which the last two may come in either order, or a part of them later:
+///   `backward_inner` fills `inner` from d_out; `backward_weights` makes the parameters' gradients of both;
+///   `backward_input` makes d_in of `inner`. `backward` is all three.
 template <class F, class Ex, class T, class G>
 concept feed_forward_layer = requires(F const& layer, Ex& ex,
                                       memory_span<T const, typename Ex::memory> weights,
                                       memory_span<G, typename Ex::memory> gradients,
                                       view<T, 2, typename Ex::memory> x, arena<typename Ex::memory>& memory,
-                                      typename F::pieces const& kept) {
+                                      typename F::pieces const& kept,
+                                      typename F::inner_gradients const& inner) {
   { layer.take(memory, index_t{}) } -> std::same_as<typename F::pieces>;
+  { layer.take_inner(memory, index_t{}) } -> std::same_as<typename F::inner_gradients>;
+  { layer.inner_scratch_bytes(index_t{}) } -> std::same_as<index_t>;
   { layer.scratch_bytes(index_t{}) } -> std::same_as<index_t>;
   layer.forward(ex, weights, x, x, kept);
+  layer.backward_inner(ex, weights, inner, x, kept, memory);
+  layer.backward_weights(ex, gradients, inner, x, x, kept, true);
+  layer.backward_input(ex, weights, x, inner);
   layer.backward(ex, weights, gradients, x, x, x, kept, memory, true);
 };
 
+namespace detail {
+
+/// What both forms have: the backward in one call.
+template <class Layer, class Ex, class T, class G>
+struct whole_feed_forward {
+  using memory = typename Ex::memory;
+
+  /// Further bytes of `backward`.
+  index_t scratch_bytes(index_t tokens) const {
+    return planned_bytes<memory>([&](auto& plan) { layer().take_inner(plan, tokens); }) +
+           layer().inner_scratch_bytes(tokens);
+  }
+
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients,
+                view<T, 2, memory> d_in, view<T const, 2, memory> d_out, view<T const, 2, memory> in,
+                auto const& kept, arena<memory>& activations, bool accumulate) const {
+    arena_scope const scope(activations);
+    auto const inner = layer().take_inner(activations, in.extent(0));
+    layer().backward_inner(ex, weights, inner, d_out, kept, activations);
+    layer().backward_weights(ex, gradients, inner, d_out, in, kept, accumulate);
+    layer().backward_input(ex, weights, d_in, inner);
+  }
+
+private:
+  Layer const& layer() const noexcept { return static_cast<Layer const&>(*this); }
+};
+
+} // namespace detail
+
 /// out = gelu(in w1^T + b1) w2^T + b2
 template <exec::space Ex, storage_scalar T, storage_scalar G>
-class gelu_feed_forward {
+class gelu_feed_forward : public detail::whole_feed_forward<gelu_feed_forward<Ex, T, G>, Ex, T, G> {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
@@ -13894,61 +17711,80 @@ public:
   struct pieces {
     matrix before, activated; ///< [tokens, inner]
   };
+  struct inner_gradients {
+    matrix before; ///< [tokens, inner]
+  };
 
-  gelu_feed_forward(layout::parameter_map& map, std::string const& prefix, transformer_config const& config) {
+  gelu_feed_forward(layout::parameter_map& map, std::string const& prefix, transformer_config const& config,
+                    tensor_part part = {})
+      : first_(part.rank == 0) {
     using enum layout::parameter_kind;
     auto const width = config.width, inner = config.inner_width();
     auto const zeros = layout::constant_values(0);
     up_ =
         detail::place_of(map[map.add(prefix + ".c_fc.weight", {inner, width}, layout::parameter_kind::matrix,
-                                     layout::normal_values(config.initial_deviation))]);
-    up_bias_ = detail::place_of(map[map.add(prefix + ".c_fc.bias", {inner}, bias, zeros)]);
+                                     layout::normal_values(config.initial_deviation), part.cut(0, inner))]);
+    up_bias_ =
+        detail::place_of(map[map.add(prefix + ".c_fc.bias", {inner}, bias, zeros, part.cut(0, inner))]);
     down_ = detail::place_of(map[map.add(
         prefix + ".c_proj.weight", {width, inner}, layout::parameter_kind::matrix,
-        layout::normal_values(config.initial_deviation / std::sqrt(2 * static_cast<float>(config.layers))))]);
-    down_bias_ = detail::place_of(map[map.add(prefix + ".c_proj.bias", {width}, bias, zeros)]);
+        layout::normal_values(config.initial_deviation / std::sqrt(2 * static_cast<float>(config.layers))),
+        part.cut(1, inner))]);
+    down_bias_ = detail::place_of(map[map.add(prefix + ".c_proj.bias", {width}, bias, zeros, part.copy())]);
   }
 
   template <detail::piece_source<memory> Source>
   pieces take(Source& source, index_t tokens) const {
     return {source.template take<T, 2>({tokens, up_.rows}), source.template take<T, 2>({tokens, up_.rows})};
   }
-
-  index_t scratch_bytes(index_t tokens) const {
-    return arena<memory>::template bytes_for<T>(tokens * up_.rows);
+  template <detail::piece_source<memory> Source>
+  inner_gradients take_inner(Source& source, index_t tokens) const {
+    return {source.template take<T, 2>({tokens, up_.rows})};
   }
+  index_t inner_scratch_bytes(index_t) const { return 0; }
 
   void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
                pieces const& kept) const {
     ops::linear(ex, kept.activated, in, up_.matrix<memory>(weights), up_bias_.vector<memory>(weights),
                 {.activation = ops::activation::gelu_tanh, .pre_activation = kept.before});
-    ops::linear(ex, out, kept.activated, down_.matrix<memory>(weights), down_bias_.vector<memory>(weights));
+    if (out.data() == nullptr) return;
+    auto const bias = first_ ? down_bias_.vector<memory>(weights) : view<T const, 1, memory>();
+    ops::linear(ex, out, kept.activated, down_.matrix<memory>(weights), bias);
   }
 
-  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
-                matrix_in d_out, matrix_in in, pieces const& kept, arena<memory>& activations,
-                bool accumulate) const {
+  void backward_inner(Ex& ex, memory_span<T const, memory> weights, inner_gradients const& inner,
+                      matrix_in d_out, pieces const& kept, arena<memory>&) const {
+    ops::linear_backward(
+        ex, ops::linear_gradients<T, G, memory>{inner.before, {}, {}}, d_out, kept.activated,
+        down_.matrix<memory>(weights),
+        {.input_activation = ops::activation::gelu_tanh, .input_pre_activation = kept.before});
+  }
+
+  void backward_weights(Ex& ex, memory_span<G, memory> gradients, inner_gradients const& inner,
+                        matrix_in d_out, matrix_in in, pieces const& kept, bool accumulate) const {
     using linear_gradients = ops::linear_gradients<T, G, memory>;
-    arena_scope const scope(activations);
-    auto const d_inner = activations.template take<T, 2>({in.extent(0), up_.rows});
+    auto const no_weights = memory_span<T const, memory>();
     ops::linear_backward(
-        ex, linear_gradients{d_inner, down_.matrix<memory>(gradients), down_bias_.vector<memory>(gradients)},
-        d_out, kept.activated, down_.matrix<memory>(weights),
-        {.accumulate = accumulate,
-         .input_activation = ops::activation::gelu_tanh,
-         .input_pre_activation = kept.before}); // d_inner is the gradient before the activation
+        ex, linear_gradients{{}, down_.matrix<memory>(gradients), down_bias_.vector<memory>(gradients)},
+        d_out, kept.activated, down_.matrix<memory>(no_weights), {.accumulate = accumulate});
     ops::linear_backward(
-        ex, linear_gradients{d_in, up_.matrix<memory>(gradients), up_bias_.vector<memory>(gradients)},
-        d_inner, in, up_.matrix<memory>(weights), {.accumulate = accumulate});
+        ex, linear_gradients{{}, up_.matrix<memory>(gradients), up_bias_.vector<memory>(gradients)},
+        inner.before, in, up_.matrix<memory>(no_weights), {.accumulate = accumulate});
+  }
+
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, matrix d_in,
+                      inner_gradients const& inner) const {
+    ops::matmul(ex, d_in, inner.before, up_.matrix<memory>(weights));
   }
 
 private:
+  bool first_;
   detail::place up_, up_bias_, down_, down_bias_;
 };
 
 /// out = (silu(in gate^T) * (in up^T)) down^T; gate and up are one product.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
-class swiglu_feed_forward {
+class swiglu_feed_forward : public detail::whole_feed_forward<swiglu_feed_forward<Ex, T, G>, Ex, T, G> {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
@@ -13958,18 +17794,22 @@ public:
     matrix gate_up;   ///< [tokens, 2 inner]
     matrix activated; ///< [tokens, inner]
   };
+  struct inner_gradients {
+    matrix gate_up; ///< [tokens, 2 inner]
+  };
 
-  swiglu_feed_forward(layout::parameter_map& map, std::string const& prefix,
-                      transformer_config const& config) {
+  swiglu_feed_forward(layout::parameter_map& map, std::string const& prefix, transformer_config const& config,
+                      tensor_part part = {}) {
     auto const width = config.width, inner = config.inner_width();
     auto const kind = layout::parameter_kind::matrix;
     auto const start = layout::normal_values(config.initial_deviation);
-    auto const gate = map.add(prefix + ".gate_proj.weight", {inner, width}, kind, start);
-    map.add_joined(prefix + ".up_proj.weight", {inner, width}, kind, start);
-    gate_up_ = {map[gate].offset, 2 * inner, width};
+    auto const gate = map.add(prefix + ".gate_proj.weight", {inner, width}, kind, start, part.cut(0, inner));
+    map.add_joined(prefix + ".up_proj.weight", {inner, width}, kind, start, part.cut(0, inner));
+    gate_up_ = {map[gate].offset, 2 * part.of(inner).size(), width};
     down_ = detail::place_of(map[map.add(
         prefix + ".down_proj.weight", {width, inner}, kind,
-        layout::normal_values(config.initial_deviation / std::sqrt(2 * static_cast<float>(config.layers))))]);
+        layout::normal_values(config.initial_deviation / std::sqrt(2 * static_cast<float>(config.layers))),
+        part.cut(1, inner))]);
   }
 
   template <detail::piece_source<memory> Source>
@@ -13977,29 +17817,42 @@ public:
     return {source.template take<T, 2>({tokens, gate_up_.rows}),
             source.template take<T, 2>({tokens, down_.columns})};
   }
-
-  index_t scratch_bytes(index_t tokens) const {
-    return detail::planned_bytes<memory>([&](auto& plan) { take(plan, tokens); });
+  template <detail::piece_source<memory> Source>
+  inner_gradients take_inner(Source& source, index_t tokens) const {
+    return {source.template take<T, 2>({tokens, gate_up_.rows})};
+  }
+  index_t inner_scratch_bytes(index_t tokens) const {
+    return arena<memory>::template bytes_for<T>(tokens * down_.columns);
   }
 
   void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
                pieces const& kept) const {
     ops::linear(ex, kept.gate_up, in, gate_up_.matrix<memory>(weights), {});
     ops::swiglu(ex, kept.activated, kept.gate_up);
-    ops::linear(ex, out, kept.activated, down_.matrix<memory>(weights), {});
+    if (out.data() != nullptr) ops::linear(ex, out, kept.activated, down_.matrix<memory>(weights), {});
   }
 
-  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
-                matrix_in d_out, matrix_in in, pieces const& kept, arena<memory>& activations,
-                bool accumulate) const {
-    using linear_gradients = ops::linear_gradients<T, G, memory>;
+  void backward_inner(Ex& ex, memory_span<T const, memory> weights, inner_gradients const& inner,
+                      matrix_in d_out, pieces const& kept, arena<memory>& activations) const {
     arena_scope const scope(activations);
-    auto const d = take(activations, in.extent(0)); // the gradients of the pieces, of the same sizes
-    ops::linear_backward(ex, linear_gradients{d.activated, down_.matrix<memory>(gradients), {}}, d_out,
-                         kept.activated, down_.matrix<memory>(weights), {.accumulate = accumulate});
-    ops::swiglu_backward(ex, d.gate_up, d.activated, kept.gate_up);
-    ops::linear_backward(ex, linear_gradients{d_in, gate_up_.matrix<memory>(gradients), {}}, d.gate_up, in,
-                         gate_up_.matrix<memory>(weights), {.accumulate = accumulate});
+    auto const d_activated = activations.template take<T, 2>(kept.activated.extents());
+    ops::matmul(ex, d_activated, d_out, down_.matrix<memory>(weights));
+    ops::swiglu_backward(ex, inner.gate_up, d_activated, kept.gate_up);
+  }
+
+  void backward_weights(Ex& ex, memory_span<G, memory> gradients, inner_gradients const& inner,
+                        matrix_in d_out, matrix_in in, pieces const& kept, bool accumulate) const {
+    using linear_gradients = ops::linear_gradients<T, G, memory>;
+    auto const no_weights = memory_span<T const, memory>();
+    ops::linear_backward(ex, linear_gradients{{}, down_.matrix<memory>(gradients), {}}, d_out, kept.activated,
+                         down_.matrix<memory>(no_weights), {.accumulate = accumulate});
+    ops::linear_backward(ex, linear_gradients{{}, gate_up_.matrix<memory>(gradients), {}}, inner.gate_up, in,
+                         gate_up_.matrix<memory>(no_weights), {.accumulate = accumulate});
+  }
+
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, matrix d_in,
+                      inner_gradients const& inner) const {
+    ops::matmul(ex, d_in, inner.gate_up, gate_up_.matrix<memory>(weights));
   }
 
 private:
@@ -14015,6 +17868,10 @@ private:
 /// In training its forward already makes the gradient of that product's input and writes, or adds, that of
 /// its matrix, since both need the logits, which are then gone; its backward is the final norm's. For a
 /// decoder it leaves the last token's logits instead of a loss.
+///
+/// Of several tensor-parallel ranks each holds some rows of the vocabulary's matrix and no rank has all
+/// logits: softmax statistics of each token are merged over the ranks. All have the same loss; the first one
+/// counts it.
 #ifndef TESSERA_NN_HEAD_HPP
 #define TESSERA_NN_HEAD_HPP
 
@@ -14060,11 +17917,14 @@ public:
     view<float, 1, memory> mean, reciprocal_deviation;
   };
 
-  layer_norm(layout::parameter_map& map, std::string const& name, index_t width, float epsilon)
+  layer_norm(layout::parameter_map& map, std::string const& name, index_t width, float epsilon,
+             tensor_part part = {})
       : options_{.epsilon = epsilon} {
     using enum layout::parameter_kind;
-    gain_ = detail::place_of(map[map.add(name + ".weight", {width}, norm_gain, layout::constant_values(1))]);
-    bias_ = detail::place_of(map[map.add(name + ".bias", {width}, norm_bias, layout::constant_values(0))]);
+    gain_ = detail::place_of(
+        map[map.add(name + ".weight", {width}, norm_gain, layout::constant_values(1), part.copy_on_rows())]);
+    bias_ = detail::place_of(
+        map[map.add(name + ".bias", {width}, norm_bias, layout::constant_values(0), part.copy_on_rows())]);
   }
 
   template <detail::piece_source<memory> Source>
@@ -14109,10 +17969,12 @@ public:
     view<float, 1, memory> reciprocal_deviation;
   };
 
-  rms_norm(layout::parameter_map& map, std::string const& name, index_t width, float epsilon)
+  rms_norm(layout::parameter_map& map, std::string const& name, index_t width, float epsilon,
+           tensor_part part = {})
       : options_{.epsilon = epsilon} {
     using enum layout::parameter_kind;
-    gain_ = detail::place_of(map[map.add(name + ".weight", {width}, norm_gain, layout::constant_values(1))]);
+    gain_ = detail::place_of(
+        map[map.add(name + ".weight", {width}, norm_gain, layout::constant_values(1), part.copy_on_rows())]);
   }
 
   template <detail::piece_source<memory> Source>
@@ -14160,7 +18022,8 @@ struct head_pieces {
 
 } // namespace detail
 
-template <exec::space Ex, storage_scalar T, storage_scalar G, norm_layer<Ex, T, G> Norm>
+template <exec::space Ex, storage_scalar T, storage_scalar G, norm_layer<Ex, T, G> Norm,
+          rank_group<Ex> Group = one_rank>
 class head final
     : public detail::described_unit<Ex, T, G, detail::head_pieces<Norm, view<T, 2, typename Ex::memory>>> {
 public:
@@ -14169,43 +18032,57 @@ public:
   using pieces = detail::head_pieces<Norm, matrix>;
   using typename unit<Ex, T, G>::blocks;
 
-  /// Of a model of a valid config, whose first unit is `first`.
-  head(transformer_config const& config, unit<Ex, T, G> const& first)
-      : detail::described_unit<Ex, T, G, pieces>("head", config.tied_head ? first.name() : std::string()),
-        config_(config), norm_(this->map_, config.family == transformer_family::gpt2 ? "ln_f" : "model.norm",
-                               config.width, config.norm_epsilon) {
+  /// Of a model of a valid config. Where its head is tied, whoever runs it lends the block of the unit
+  /// "embedding", which embedding_parameters describes, wherever that unit is.
+  explicit head(transformer_config const& config, Group const& group = {})
+      : detail::described_unit<Ex, T, G, pieces>(
+            "head", config.tied_head ? embedding<Ex, T, G, Group>::unit_name : std::string()),
+        group_(group), config_(config),
+        norm_(this->map_, config.family == transformer_family::gpt2 ? "ln_f" : "model.norm", config.width,
+              config.norm_epsilon, tensor_part_of(group)) {
+    auto const here = tensor_part_of(group).of(config.vocabulary_size);
+    first_class_ = here.begin;
+    if (config.tied_head) {
+      vocabulary_ = detail::place_of(embedding_parameters(config, group)[0]);
+      return;
+    }
     auto& map = this->map_;
     vocabulary_ = detail::place_of(
-        config.tied_head
-            ? first.parameters()[0]
-            : map[map.add("lm_head.weight", {config.vocabulary_size, config.width},
-                          layout::parameter_kind::matrix, layout::normal_values(config.initial_deviation))]);
+        map[map.add("lm_head.weight", {config.vocabulary_size, config.width}, layout::parameter_kind::matrix,
+                    layout::normal_values(config.initial_deviation),
+                    tensor_part_of(group).cut(0, config.vocabulary_size))]);
   }
 
   index_t kept_bytes(batch_shape shape) const override {
-    return detail::planned_bytes<memory>([&](auto& plan) { take(plan, shape.tokens()); });
+    return detail::planned_bytes<memory>([&](auto& plan) { take(plan, rows_of(shape)); });
   }
   index_t scratch_bytes(batch_shape shape) const override {
-    return arena<memory>::template bytes_for<T>(shape.tokens() * config_.width) +
-           ops::linear_cross_entropy_scratch_bytes<T, memory>(shape.tokens(), config_.vocabulary_size);
+    auto const tokens = tokens_of(shape);
+    return detail::planned_bytes<memory>([&](auto& plan) { take_scratch(plan, tokens, {}); }) +
+           ops::linear_cross_entropy_scratch_bytes<T, memory>(tokens, vocabulary_.rows, 0, merges) +
+           group_.template statistics_merge_bytes<memory>(tokens);
   }
 
+  /// Throws config_error for a decoder that has not the whole model on one rank.
   void forward(Ex& ex, blocks const& lent, stream<Ex, T>& s, arena<memory>& activations,
                pass const& p) override {
     p.training ? this->check_gradients(lent) : this->check_weights(lent);
     auto const start = activations.mark();
-    auto const vocabulary = vocabulary_.matrix<memory>(tied() ? lent.tied_weights : lent.weights);
     auto const in = s.logits.empty() ? s.hidden : last_tokens(s);
     auto kept = take(activations, in.extent(0));
     kept.in = in;
     {
       arena_scope const scope(activations);
-      auto const normed = activations.template take<T, 2>(in.extents());
+      auto const all =
+          take_scratch(activations, s.logits.empty() ? tokens_of(s.shape()) : in.extent(0), kept.d_normed);
+      auto const mine = group_.rows(all.normed.extent(0));
+      auto const normed = all.normed.slice(0, mine.begin, mine.end);
       norm_.forward(ex, lent.weights, normed, in, kept.norm);
       if (!s.logits.empty())
-        ops::matmul(ex, s.logits, normed, vocabulary, {.transpose_b = true});
+        last_logits(ex, lent, normed, s);
       else
-        s.loss += loss_of(ex, lent, normed, vocabulary, kept.d_normed, s, activations, p);
+        add_loss(ex, lent, group_.gather(ex, all.normed, normed), all, s, activations, p);
+      if (p.training) group_.reduce(ex, kept.d_normed, all.d_normed);
     }
     if (p.training)
       this->slot(p) = kept;
@@ -14213,7 +18090,9 @@ public:
       activations.release(start);
   }
 
+  /// All of it is done in part `input`.
   void backward(Ex& ex, blocks const& lent, stream<Ex, T>& s, arena<memory>&, pass const& p) override {
+    if (p.part == backward_part::weights) return;
     this->check_gradients(lent);
     auto const& kept = this->slot(p);
     norm_.backward(ex, lent.weights, lent.gradients, s.gradient, kept.d_normed, kept.in, kept.norm,
@@ -14221,7 +18100,20 @@ public:
   }
 
 private:
+  using merge = decltype(std::declval<Group const&>().statistics_merge(std::declval<arena<memory>&>()));
+  static constexpr bool merges = !std::same_as<merge, ops::whole_vocabulary>;
+
+  struct scratch {
+    matrix normed, d_normed;           ///< All rows.
+    view<double, 1, memory> uncounted; ///< Where a loss goes that the first rank counts.
+  };
+
+  bool counts() const { return group_.tensor_rank() == 0; }
   bool tied() const noexcept { return config_.tied_head; }
+  index_t tokens_of(batch_shape shape) const {
+    return shape.batch * group_.local_sequence(shape.sequence_length);
+  }
+  index_t rows_of(batch_shape shape) const { return group_.rows(tokens_of(shape)).size(); }
 
   template <detail::piece_source<memory> Source>
   pieces take(Source& source, index_t rows) const {
@@ -14230,22 +18122,50 @@ private:
     taken.d_normed = source.template take<T, 2>({rows, config_.width});
     return taken;
   }
+  /// The gradient's rows are `local` where all of them are here.
+  template <detail::piece_source<memory> Source>
+  scratch take_scratch(Source& source, index_t tokens, matrix local) const {
+    auto const row = [&] { return source.template take<T, 2>({tokens, config_.width}); };
+    scratch taken;
+    taken.normed = row();
+    taken.d_normed = group_.sequence_parallel() ? row() : local;
+    if (!counts()) taken.uncounted = source.template take<double, 1>({2});
+    return taken;
+  }
 
-  loss_sum loss_of(Ex& ex, blocks const& lent, matrix normed, view<T const, 2, memory> vocabulary,
-                   matrix d_normed, stream<Ex, T> const& s, arena<memory>& activations, pass const& p) const {
+  view<T const, 2, memory> vocabulary_of(blocks const& lent) const {
+    return vocabulary_.matrix<memory>(tied() ? lent.tied_weights : lent.weights);
+  }
+
+  void add_loss(Ex& ex, blocks const& lent, matrix normed, scratch const& all, stream<Ex, T>& s,
+                arena<memory>& activations, pass const& p) const {
     ops::linear_cross_entropy_gradients<T, G, memory> gradients;
     ops::linear_cross_entropy_options<memory> options;
     if (p.training) {
-      gradients = {d_normed, vocabulary_.matrix<memory>(tied() ? lent.tied_gradients : lent.gradients)};
+      gradients = {all.d_normed, vocabulary_.matrix<memory>(tied() ? lent.tied_gradients : lent.gradients)};
       options = {.label_smoothing = config_.label_smoothing,
                  .z_loss = config_.z_loss,
                  .gradient_scale = p.gradient_scale,
                  .accumulate = p.accumulate};
     }
-    options.totals = s.totals;
-    auto const loss = ops::linear_cross_entropy(ex, gradients, normed, vocabulary, detail::flat(s.targets),
-                                                options, activations);
-    return {loss.sum, loss.count};
+    options.totals = counts() || s.totals.empty() ? s.totals : all.uncounted;
+    options.first_class = first_class_;
+    options.classes = config_.vocabulary_size;
+    auto const loss_with = [&](auto&& merge) {
+      return ops::linear_cross_entropy(ex, gradients, normed, vocabulary_of(lent), detail::flat(s.targets),
+                                       options, activations, merge);
+    };
+    // A rank that has the whole vocabulary reads its logits once.
+    auto const loss = group_.tensor_ranks() == 1 ? loss_with(ops::whole_vocabulary{})
+                                                 : loss_with(group_.statistics_merge(activations));
+    if (counts()) s.loss += {loss.sum, loss.count};
+  }
+
+  void last_logits(Ex& ex, blocks const& lent, matrix normed, stream<Ex, T> const& s) const {
+    if (!group_.alone())
+      throw config_error("E-nn-026", site::here(), "logits were asked of a part of a model: a decoder needs ",
+                         "all units whole on one rank; make them without a group");
+    ops::matmul(ex, s.logits, normed, vocabulary_of(lent), {.transpose_b = true});
   }
 
   /// The hidden row of each sample's last token.
@@ -14257,9 +18177,11 @@ private:
             {shape.sequence_length * width, 1}};
   }
 
+  [[no_unique_address]] Group group_;
   transformer_config config_;
   Norm norm_;
   detail::place vocabulary_; ///< In this unit's block, or in the embedding's.
+  index_t first_class_;      ///< Whose row is the first that is here.
 };
 
 } // namespace tessera::inline TESSERA_ABI::nn
@@ -14307,9 +18229,11 @@ void initialise(Ex& ex, parameter_store<Ex, T, G>& store, std::uint64_t seed) {
 } // namespace tessera::inline TESSERA_ABI::nn
 
 #endif
-/// A config turned into the units of a model: embedding, blocks, head.
+/// A config turned into the units of a model: embedding, blocks, head. Of several ranks that share it, each
+/// makes its part of the units, and only those of its stage of a pipeline.
 ///
 ///     auto units = make_transformer<exec::host, bf16, float>(tiny_llama());
+///     auto mine = make_transformer<exec::host, bf16, float>(tiny_llama(), group, {0, 3});   // up to block.1
 #ifndef TESSERA_NN_MAKE_TRANSFORMER_HPP
 #define TESSERA_NN_MAKE_TRANSFORMER_HPP
 
@@ -14323,9 +18247,14 @@ void initialise(Ex& ex, parameter_store<Ex, T, G>& store, std::uint64_t seed) {
 /// norms add their gradient to the one that flows past them.
 ///
 /// Keeps, in elements of T a token: GPT-2 16 width (inner width 4 width), Llama 5 width + 3 inner + packed
-/// queries, keys and values.
+/// queries, keys and values. With attention recomputed what attention made is not among them (GPT-2: 5 width
+/// less); with the unit recomputed the output is all. Of n tensor-parallel ranks each keeps 1/n of what is
+/// as wide as heads or inner width, and with sequence parallelism 1/n of everything: what all ranks need of
+/// the rest is gathered again in the backward.
 #ifndef TESSERA_NN_TRANSFORMER_BLOCK_HPP
 #define TESSERA_NN_TRANSFORMER_BLOCK_HPP
+
+#include <algorithm>
 
 /// The attention part of a transformer block, between its norm and its residual sum: one packed projection to
 /// queries, keys and values, rotary positions where the family has them, causal attention, and the projection
@@ -14333,7 +18262,11 @@ void initialise(Ex& ex, parameter_store<Ex, T, G>& store, std::uint64_t seed) {
 ///
 ///     self_attention<Ex, T, G> attention(map, "h.0.attn", config);
 ///     auto kept = attention.take(arena, shape);
-///     attention.forward(ex, weights, out, in, kept, stream);
+///     attention.forward(ex, weights, out, in, kept, stream, arena);
+///
+/// Of several tensor-parallel ranks each holds some of the heads: rows of the first matrix, columns of the
+/// second. Its output, and the gradient of its input, are then summands of the ranks'. The bias of the second
+/// matrix is added by the first rank alone, so that it counts once.
 #ifndef TESSERA_NN_SELF_ATTENTION_HPP
 #define TESSERA_NN_SELF_ATTENTION_HPP
 
@@ -14341,7 +18274,7 @@ void initialise(Ex& ex, parameter_store<Ex, T, G>& store, std::uint64_t seed) {
 
 namespace tessera::inline TESSERA_ABI::nn {
 
-template <exec::space Ex, storage_scalar T, storage_scalar G>
+template <exec::space Ex, storage_scalar T, storage_scalar G, rank_group<Ex> Group = one_rank>
 class self_attention {
 public:
   using memory = typename Ex::memory;
@@ -14354,66 +18287,96 @@ public:
     matrix packed, mixed;
     view<float, 3, memory> log_sum_exp;
   };
+  struct inner_gradients {
+    matrix packed;
+  };
 
-  self_attention(layout::parameter_map& map, std::string const& prefix, transformer_config const& config)
-      : heads_(config.heads), key_heads_(config.kv_heads()), head_width_(config.head_width()),
-        rotary_theta_(config.family == transformer_family::llama ? config.rotary_theta : 0) {
-    using enum layout::parameter_kind;
-    auto const width = config.width;
-    auto const start = layout::normal_values(config.initial_deviation);
-    auto const residual_start =
-        layout::normal_values(config.initial_deviation / std::sqrt(2 * static_cast<float>(config.layers)));
-    if (config.family == transformer_family::gpt2) {
-      auto const zeros = layout::constant_values(0);
-      in_ = detail::place_of(
-          map[map.add(prefix + ".c_attn.weight", {packed_width(), width}, matrix_kind, start)]);
-      in_bias_ = detail::place_of(map[map.add(prefix + ".c_attn.bias", {packed_width()}, bias, zeros)]);
-      out_ = detail::place_of(
-          map[map.add(prefix + ".c_proj.weight", {width, width}, matrix_kind, residual_start)]);
-      out_bias_ = detail::place_of(map[map.add(prefix + ".c_proj.bias", {width}, bias, zeros)]);
-    } else {
-      auto const query = map.add(prefix + ".q_proj.weight", {width, width}, matrix_kind, start);
-      map.add_joined(prefix + ".k_proj.weight", {cache_width(), width}, matrix_kind, start);
-      map.add_joined(prefix + ".v_proj.weight", {cache_width(), width}, matrix_kind, start);
-      in_ = {map[query].offset, packed_width(), width};
-      out_ = detail::place_of(
-          map[map.add(prefix + ".o_proj.weight", {width, width}, matrix_kind, residual_start)]);
-    }
-  }
+  /// Throws config_error (E-nn-024) for heads that the ranks of the group cannot share.
+  self_attention(layout::parameter_map& map, std::string const& prefix, transformer_config const& config,
+                 Group const& group = {})
+      : self_attention(map, prefix, config, group, tensor_part_of(group),
+                       head_part::of(tensor_part_of(group), config.heads, config.kv_heads())) {}
 
   /// Elements of a token's keys, and of its values.
   index_t cache_width() const noexcept { return key_heads_ * head_width_; }
 
   template <detail::piece_source<memory> Source>
   pieces take(Source& source, batch_shape shape) const {
-    auto const tokens = shape.tokens();
+    auto const length = group_.local_sequence(shape.sequence_length), tokens = shape.batch * length;
     return {source.template take<T, 2>({tokens, packed_width()}),
-            source.template take<T, 2>({tokens, heads_ * head_width_}),
-            source.template take<float, 3>({shape.batch, heads_, shape.sequence_length})};
+            source.template take<T, 2>({tokens, mixed_width()}),
+            source.template take<float, 3>({shape.batch, heads_, length})};
+  }
+  template <detail::piece_source<memory> Source>
+  inner_gradients take_inner(Source& source, batch_shape shape) const {
+    return {source.template take<T, 2>({tokens_of(shape), packed_width()})};
   }
 
+  index_t forward_scratch_bytes(batch_shape shape) const {
+    return group_.template attention_scratch_bytes<T, memory>(sizes_of(shape));
+  }
+  index_t inner_scratch_bytes(batch_shape shape) const {
+    return arena<memory>::template bytes_for<T>(tokens_of(shape) * mixed_width()) +
+           group_.template attention_backward_scratch_bytes<T, memory>(sizes_of(shape));
+  }
+  /// Of `forward`, or of `backward` in one call.
   index_t scratch_bytes(batch_shape shape) const {
-    return detail::planned_bytes<memory>([&](auto& plan) { take_scratch(plan, shape.tokens()); });
+    auto const backward = detail::planned_bytes<memory>([&](auto& plan) { take_inner(plan, shape); }) +
+                          inner_scratch_bytes(shape);
+    return (std::max)(backward, forward_scratch_bytes(shape));
   }
 
-  /// out = the projected attention of in[tokens, width]. With a cache in `s`, keys and values are appended to
-  /// it and attention sees all that it holds.
+  /// out = the projected attention of in[tokens, width]; an empty `out` is left out, and it may be the memory
+  /// of `in`. With a cache in `s`, keys and values are appended to it and attention sees all that it holds.
   void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in, pieces const& kept,
-               stream<Ex, T> const& s) const {
+               stream<Ex, T> const& s, arena<memory>& activations) const {
     auto const shape = s.shape();
     ops::linear(ex, kept.packed, in, in_.matrix<memory>(weights), in_bias_.vector<memory>(weights));
     rotate(ex, kept.packed, shape, s.first_position, false);
     auto const all = split(kept.packed, shape);
     auto const mixed = heads_of(kept.mixed, shape);
     if (s.keys.empty()) {
-      ops::attention(ex, mixed, kept.log_sum_exp, all.query, all.key, all.value);
+      group_.attention(ex, mixed, kept.log_sum_exp, all.query, all.key, all.value, shape.sequence_length,
+                       activations);
     } else {
       append(ex, s.keys, all.key, s.first_position);
       append(ex, s.values, all.value, s.first_position);
       auto const end = s.first_position + shape.sequence_length;
       ops::attention(ex, mixed, kept.log_sum_exp, all.query, cached(s.keys, end), cached(s.values, end));
     }
-    ops::linear(ex, out, kept.mixed, out_.matrix<memory>(weights), out_bias_.vector<memory>(weights));
+    if (out.data() == nullptr) return;
+    auto const bias =
+        group_.tensor_rank() == 0 ? out_bias_.vector<memory>(weights) : view<T const, 1, memory>();
+    ops::linear(ex, out, kept.mixed, out_.matrix<memory>(weights), bias);
+  }
+
+  /// The backward in three steps, as those of a feed_forward_layer; `backward` is all of them.
+  void backward_inner(Ex& ex, memory_span<T const, memory> weights, inner_gradients const& inner,
+                      matrix_in d_out, pieces const& kept, batch_shape shape,
+                      arena<memory>& activations) const {
+    arena_scope const scope(activations);
+    auto const d_mixed = activations.template take<T, 2>(kept.mixed.extents());
+    ops::matmul(ex, d_mixed, d_out, out_.matrix<memory>(weights));
+    auto const all = split(kept.packed, shape);
+    auto const d_all = split(inner.packed, shape);
+    group_.attention_backward(ex, d_all.query, d_all.key, d_all.value, heads_of(d_mixed, shape), all.query,
+                              all.key, all.value, heads_of(kept.mixed, shape), kept.log_sum_exp,
+                              shape.sequence_length, activations);
+    rotate(ex, inner.packed, shape, 0, true);
+  }
+
+  void backward_weights(Ex& ex, memory_span<G, memory> gradients, inner_gradients const& inner,
+                        matrix_in d_out, matrix_in in, pieces const& kept, bool accumulate) const {
+    auto const no_weights = memory_span<T const, memory>();
+    ops::linear_backward(ex, gradients_of(gradients, out_, out_bias_), d_out, kept.mixed,
+                         out_.matrix<memory>(no_weights), {.accumulate = accumulate});
+    ops::linear_backward(ex, gradients_of(gradients, in_, in_bias_), inner.packed, in,
+                         in_.matrix<memory>(no_weights), {.accumulate = accumulate});
+  }
+
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, matrix d_in,
+                      inner_gradients const& inner) const {
+    ops::matmul(ex, d_in, inner.packed, in_.matrix<memory>(weights));
   }
 
   /// d_in = the gradient of `in`, given that of the output.
@@ -14421,43 +18384,72 @@ public:
                 matrix_in d_out, matrix_in in, pieces const& kept, batch_shape shape,
                 arena<memory>& activations, bool accumulate) const {
     arena_scope const scope(activations);
-    auto const [d_mixed, d_packed] = take_scratch(activations, shape.tokens());
-    ops::linear_backward(ex, gradients_of(gradients, d_mixed, out_, out_bias_), d_out, kept.mixed,
-                         out_.matrix<memory>(weights), {.accumulate = accumulate});
-    auto const all = split(kept.packed, shape);
-    auto const d_all = split(d_packed, shape);
-    ops::attention_backward(ex, d_all.query, d_all.key, d_all.value, heads_of(d_mixed, shape), all.query,
-                            all.key, all.value, heads_of(kept.mixed, shape), kept.log_sum_exp);
-    rotate(ex, d_packed, shape, 0, true);
-    ops::linear_backward(ex, gradients_of(gradients, d_in, in_, in_bias_), d_packed, in,
-                         in_.matrix<memory>(weights), {.accumulate = accumulate});
+    auto const inner = take_inner(activations, shape);
+    backward_inner(ex, weights, inner, d_out, kept, shape, activations);
+    backward_weights(ex, gradients, inner, d_out, in, kept, accumulate);
+    backward_input(ex, weights, d_in, inner);
   }
 
 private:
   static constexpr auto matrix_kind = layout::parameter_kind::matrix;
   using by_head = view<T, 4, memory>; ///< [batch, sequence, heads, head_width]
 
-  struct scratch {
-    matrix d_mixed, d_packed;
-  };
   struct query_key_value {
     by_head query, key, value;
   };
 
-  index_t packed_width() const noexcept { return (heads_ + 2 * key_heads_) * head_width_; }
+  self_attention(layout::parameter_map& map, std::string const& prefix, transformer_config const& config,
+                 Group const& group, tensor_part part, head_part heads)
+      : group_(group), heads_(heads.queries.size()), key_heads_(heads.keys.size()),
+        head_width_(config.head_width()),
+        rotary_theta_(config.family == transformer_family::llama ? config.rotary_theta : 0) {
+    using enum layout::parameter_kind;
+    auto const width = config.width, key_width = config.kv_heads() * head_width_;
+    auto const start = layout::normal_values(config.initial_deviation);
+    auto const residual_start =
+        layout::normal_values(config.initial_deviation / std::sqrt(2 * static_cast<float>(config.layers)));
+    auto const rows_of = [&](layout::range of, index_t before) {
+      return layout::range{before + of.begin * head_width_, before + of.end * head_width_};
+    };
+    auto const queries = rows_of(heads.queries, 0), keys = rows_of(heads.keys, 0);
+    if (config.family == transformer_family::gpt2) {
+      auto const zeros = layout::constant_values(0);
+      auto const rows =
+          part.cut(0, {queries, rows_of(heads.keys, width), rows_of(heads.keys, width + key_width)});
+      index_t const packed = width + 2 * key_width;
+      in_ = detail::place_of(
+          map[map.add(prefix + ".c_attn.weight", {packed, width}, matrix_kind, start, rows)]);
+      in_bias_ = detail::place_of(map[map.add(prefix + ".c_attn.bias", {packed}, bias, zeros, rows)]);
+      out_ = detail::place_of(map[map.add(prefix + ".c_proj.weight", {width, width}, matrix_kind,
+                                          residual_start, part.cut(1, {queries}))]);
+      out_bias_ = detail::place_of(map[map.add(prefix + ".c_proj.bias", {width}, bias, zeros, part.copy())]);
+    } else {
+      auto const query =
+          map.add(prefix + ".q_proj.weight", {width, width}, matrix_kind, start, part.cut(0, {queries}));
+      auto const key_rows = part.cut(0, {keys}, heads.copies);
+      map.add_joined(prefix + ".k_proj.weight", {key_width, width}, matrix_kind, start, key_rows);
+      map.add_joined(prefix + ".v_proj.weight", {key_width, width}, matrix_kind, start, key_rows);
+      in_ = {map[query].offset, packed_width(), width};
+      out_ = detail::place_of(map[map.add(prefix + ".o_proj.weight", {width, width}, matrix_kind,
+                                          residual_start, part.cut(1, {queries}))]);
+    }
+  }
 
-  template <detail::piece_source<memory> Source>
-  scratch take_scratch(Source& source, index_t tokens) const {
-    return {source.template take<T, 2>({tokens, heads_ * head_width_}),
-            source.template take<T, 2>({tokens, packed_width()})};
+  index_t packed_width() const noexcept { return (heads_ + 2 * key_heads_) * head_width_; }
+  index_t mixed_width() const noexcept { return heads_ * head_width_; }
+  index_t tokens_of(batch_shape shape) const {
+    return shape.batch * group_.local_sequence(shape.sequence_length);
+  }
+  attention_sizes sizes_of(batch_shape shape) const noexcept {
+    return {shape.batch, shape.sequence_length, heads_, key_heads_, head_width_};
   }
 
   /// Heads [first, first + count) of rows that hold nothing but heads.
   by_head heads_of(matrix rows, batch_shape shape, index_t first, index_t count) const {
-    auto const row = rows.extent(1);
+    auto const row = rows.extent(1), length = group_.local_sequence(shape.sequence_length);
     return {rows.data() + first * head_width_,
-            {shape.batch, shape.sequence_length, count, head_width_},
-            {shape.sequence_length * row, row, head_width_, 1}};
+            {shape.batch, length, count, head_width_},
+            {length * row, row, head_width_, 1}};
   }
   by_head heads_of(matrix rows, batch_shape shape) const { return heads_of(rows, shape, 0, heads_); }
   query_key_value split(matrix packed, batch_shape shape) const {
@@ -14469,7 +18461,9 @@ private:
   void rotate(Ex& ex, matrix packed, batch_shape shape, index_t first_position, bool inverse) const {
     if (rotary_theta_ > 0)
       ops::rotary(ex, heads_of(packed, shape, 0, heads_ + key_heads_),
-                  {.theta = rotary_theta_, .first_position = first_position, .inverse = inverse});
+                  {.theta = rotary_theta_,
+                   .positions = positions_of(group_, shape.sequence_length, first_position),
+                   .inverse = inverse});
   }
 
   void append(Ex& ex, view<T, 3, memory> cache, by_head rows, index_t first_position) const {
@@ -14483,13 +18477,14 @@ private:
             {cache.stride(0), cache.stride(1), head_width_, 1}};
   }
 
-  static ops::linear_gradients<T, G, memory> gradients_of(memory_span<G, memory> gradients, matrix d_in,
+  static ops::linear_gradients<T, G, memory> gradients_of(memory_span<G, memory> gradients,
                                                           detail::place weight, detail::place bias) {
-    return {d_in, weight.matrix<memory>(gradients), bias.vector<memory>(gradients)};
+    return {{}, weight.matrix<memory>(gradients), bias.vector<memory>(gradients)};
   }
 
-  index_t heads_, key_heads_, head_width_;
-  float rotary_theta_; ///< 0: no rotation.
+  [[no_unique_address]] Group group_;
+  index_t heads_, key_heads_, head_width_; ///< Heads that are here.
+  float rotary_theta_;                     ///< 0: no rotation.
   detail::place in_, in_bias_, out_, out_bias_;
 };
 
@@ -14501,13 +18496,34 @@ namespace tessera::inline TESSERA_ABI::nn {
 
 namespace detail {
 
+/// A matrix product's part of a backward, kept for its parameters' gradients.
+template <class Inner, class Matrix>
+struct branch_gradients {
+  Matrix d_out;
+  Inner inner;
+};
+
 template <class Norm, class Attention, class FeedForward, class Matrix>
 struct block_pieces {
-  typename Norm::statistics norm_1, norm_2;
-  typename Attention::pieces attention;
-  typename FeedForward::pieces feed_forward;
+  struct attention_half {
+    typename Norm::statistics norm;
+    Matrix normed;
+    typename Attention::pieces attention;
+  };
+  struct feed_forward_half {
+    Matrix middle;
+    typename Norm::statistics norm;
+    Matrix normed;
+    typename FeedForward::pieces feed_forward;
+  };
+
   Matrix in; ///< Kept by the unit before.
-  Matrix normed_1, middle, normed_2, out;
+  Matrix out;
+  attention_half first;
+  feed_forward_half second;
+  // From a backward's part `input` to its part `weights`.
+  branch_gradients<typename Attention::inner_gradients, Matrix> d_first;
+  branch_gradients<typename FeedForward::inner_gradients, Matrix> d_second;
 };
 
 /// The prefixes of a block's parameters.
@@ -14528,31 +18544,52 @@ struct block_names {
 } // namespace detail
 
 template <exec::space Ex, storage_scalar T, storage_scalar G, norm_layer<Ex, T, G> Norm,
-          feed_forward_layer<Ex, T, G> FeedForward>
+          feed_forward_layer<Ex, T, G> FeedForward, rank_group<Ex> Group = one_rank>
 class transformer_block final
     : public detail::described_unit<Ex, T, G,
-                                    detail::block_pieces<Norm, self_attention<Ex, T, G>, FeedForward,
+                                    detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward,
                                                          view<T, 2, typename Ex::memory>>> {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
-  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G>, FeedForward, matrix>;
+  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, matrix>;
   using typename unit<Ex, T, G>::blocks;
 
-  /// Block number `layer` of a model of a valid config.
-  transformer_block(transformer_config const& config, index_t layer)
-      : transformer_block(config, layer, detail::block_names::of(config.family, layer)) {}
+  /// Block number `layer` of a model of a valid config. Throws config_error (E-nn-024) for heads that the
+  /// ranks of the group cannot share.
+  transformer_block(transformer_config const& config, index_t layer, Group const& group = {})
+      : transformer_block(config, layer, group, detail::block_names::of(config.family, layer)) {}
+
+  void recompute(recomputation what) override { recompute_ = what; }
 
   index_t kept_bytes(batch_shape shape) const override {
-    return detail::planned_bytes<memory>([&](auto& plan) { take(plan, shape); });
+    return detail::planned_bytes<memory>([&](auto& plan) {
+      pieces taken;
+      take_out(plan, shape, taken);
+      take_kept(plan, shape, taken);
+    });
   }
-
+  index_t kept_for_weights_bytes(batch_shape shape) const override {
+    return detail::planned_bytes<memory>([&](auto& plan) {
+      pieces taken;
+      take_again(plan, shape, taken);
+      take_for_weights(plan, shape, taken);
+    });
+  }
   index_t scratch_bytes(batch_shape shape) const override {
-    auto const tokens = shape.tokens();
-    auto const row = arena<memory>::template bytes_for<T>(tokens * width_);
-    auto const attention = attention_.scratch_bytes(shape),
-               feed_forward = feed_forward_.scratch_bytes(tokens);
-    return (dropout_ > 0 ? 2 : 1) * row + (attention > feed_forward ? attention : feed_forward);
+    auto const row = arena<memory>::template bytes_for<T>(tokens_of(shape) * width_);
+    auto const bytes_of = [](auto&& take) { return detail::planned_bytes<memory>(take); };
+    auto const again = bytes_of([&](auto& plan) {
+      pieces taken;
+      take_again(plan, shape, taken);
+    });
+    auto const gathered = group_.sequence_parallel() ? row : 0;
+    auto const attention = bytes_of([&](auto& plan) { attention_.take_inner(plan, shape); }) +
+                           (std::max)(gathered, attention_.inner_scratch_bytes(shape));
+    auto const feed_forward =
+        bytes_of([&](auto& plan) { feed_forward_.take_inner(plan, tokens_of(shape)); }) +
+        (std::max)(gathered, feed_forward_.inner_scratch_bytes(tokens_of(shape)));
+    return again + row + (std::max)({attention, feed_forward, attention_.forward_scratch_bytes(shape)});
   }
 
   index_t cache_width() const override { return attention_.cache_width(); }
@@ -14561,98 +18598,243 @@ public:
                pass const& p) override {
     this->check_weights(lent);
     auto const start = activations.mark();
-    auto kept = take(activations, s.shape());
-    kept.in = s.hidden;
-    if (!p.training) kept.out = s.hidden; // nobody needs the input again
+    pieces now;
+    now.in = now.out = s.hidden; // nobody needs the input again without training
+    if (p.training) {
+      take_out(activations, s.shape(), now);
+      take_kept(activations, s.shape(), now);
+    }
     {
       arena_scope const scope(activations);
-      auto const branch = activations.template take<T, 2>({s.shape().tokens(), width_});
-      norm_1_.forward(ex, lent.weights, kept.normed_1, kept.in, kept.norm_1);
-      attention_.forward(ex, lent.weights, branch, kept.normed_1, kept.attention, s);
-      if (drops(p)) {
-        ops::dropout_add(ex, kept.middle, kept.in, branch, dropout_of(0, s, p));
-        norm_2_.forward(ex, lent.weights, kept.normed_2, kept.middle, kept.norm_2);
-      } else {
-        norm_2_.forward_sum(ex, lent.weights, kept.normed_2, kept.middle, kept.in, branch, kept.norm_2);
-      }
-      feed_forward_.forward(ex, lent.weights, branch, kept.normed_2, kept.feed_forward);
+      take_again(activations, s.shape(), now);
+      if (!p.training) take_kept(activations, s.shape(), now);
+      auto const room = take_room(activations, s.shape());
+      attend(ex, lent, room, room, now, s, activations);
+      join(ex, lent, room, now, s, p);
+      feed(ex, lent, room, room, now);
+      group_.reduce(ex, rows_of(room), room);
       if (drops(p))
-        ops::dropout_add(ex, kept.out, kept.middle, branch, dropout_of(1, s, p));
+        ops::dropout_add(ex, now.out, now.second.middle, rows_of(room), dropout_of(1, s, p));
       else
-        ops::add(ex, detail::flat(kept.out), detail::flat(kept.middle), detail::flat(branch));
+        ops::add(ex, detail::flat(now.out), detail::flat(now.second.middle), detail::flat(rows_of(room)));
     }
-    s.hidden = kept.out;
+    s.hidden = now.out;
     if (p.training)
-      this->slot(p) = kept;
+      this->slot(p) = now;
     else
       activations.release(start);
   }
 
   void backward(Ex& ex, blocks const& lent, stream<Ex, T>& s, arena<memory>& activations,
                 pass const& p) override {
+    auto& now = this->slot(p);
+    if (p.part == backward_part::weights) {
+      this->check_only_gradients(lent);
+      feed_forward_weights(ex, lent, now.d_second, now, activations, p);
+      attention_weights(ex, lent, now.d_first, now, activations, p);
+      return;
+    }
     this->check_gradients(lent);
-    auto const& kept = this->slot(p);
-    arena_scope const scope(activations);
-    auto const d_normed = activations.template take<T, 2>({s.shape().tokens(), width_});
-    auto const d_dropped = drops(p) ? activations.template take<T, 2>(d_normed.extents()) : s.gradient;
-    backward_options const add{.accumulate = p.accumulate, .accumulate_input = true};
-
-    if (drops(p)) ops::dropout(ex, d_dropped, s.gradient, dropout_of(1, s, p));
-    feed_forward_.backward(ex, lent.weights, lent.gradients, d_normed, d_dropped, kept.normed_2,
-                           kept.feed_forward, activations, p.accumulate);
-    norm_2_.backward(ex, lent.weights, lent.gradients, s.gradient, d_normed, kept.middle, kept.norm_2, add);
-
-    if (drops(p)) ops::dropout(ex, d_dropped, s.gradient, dropout_of(0, s, p));
-    attention_.backward(ex, lent.weights, lent.gradients, d_normed, d_dropped, kept.normed_1, kept.attention,
-                        s.shape(), activations, p.accumulate);
-    norm_1_.backward(ex, lent.weights, lent.gradients, s.gradient, d_normed, kept.in, kept.norm_1, add);
+    auto const start = activations.mark();
+    auto const later = p.part == backward_part::input;
+    take_again(activations, s.shape(), now);
+    if (later) take_for_weights(activations, s.shape(), now);
+    {
+      arena_scope const scope(activations);
+      auto const room = take_room(activations, s.shape());
+      run_again(ex, lent, room, now, s, activations, p);
+      feed_forward_backward(ex, lent, room, now, s, activations, p, later);
+      attention_backward(ex, lent, room, now, s, activations, p, later);
+    }
+    if (!later) activations.release(start);
   }
 
 private:
-  transformer_block(transformer_config const& config, index_t layer, detail::block_names const& names)
-      : detail::described_unit<Ex, T, G, pieces>("block." + std::to_string(layer)), layer_(layer),
-        width_(config.width), dropout_(config.dropout),
-        norm_1_(this->map_, names.norm_1, config.width, config.norm_epsilon),
-        attention_(this->map_, names.attention, config),
-        norm_2_(this->map_, names.norm_2, config.width, config.norm_epsilon),
-        feed_forward_(this->map_, names.feed_forward, config) {}
+  transformer_block(transformer_config const& config, index_t layer, Group const& group,
+                    detail::block_names const& names)
+      : detail::described_unit<Ex, T, G, pieces>("block." + std::to_string(layer)), group_(group),
+        layer_(layer), width_(config.width), dropout_(config.dropout),
+        norm_1_(this->map_, names.norm_1, config.width, config.norm_epsilon, tensor_part_of(group)),
+        attention_(this->map_, names.attention, config, group),
+        norm_2_(this->map_, names.norm_2, config.width, config.norm_epsilon, tensor_part_of(group)),
+        feed_forward_(this->map_, names.feed_forward, config, tensor_part_of(group)) {}
 
+  // Forward.
+
+  /// out = attention(norm(in)), this rank's summand; without `out`, the pieces only. `room` holds all rows.
+  void attend(Ex& ex, blocks const& lent, matrix out, matrix room, pieces const& now, stream<Ex, T> const& s,
+              arena<memory>& activations) const {
+    norm_1_.forward(ex, lent.weights, now.first.normed, now.in, now.first.norm);
+    attention_.forward(ex, lent.weights, out, group_.gather(ex, room, now.first.normed), now.first.attention,
+                       s, activations);
+  }
+  /// middle = in + dropout(the sum of all `summand`), and its norm.
+  void join(Ex& ex, blocks const& lent, matrix summand, pieces const& now, stream<Ex, T> const& s,
+            pass const& p) const {
+    auto const branch = rows_of(summand);
+    auto const& to = now.second;
+    group_.reduce(ex, branch, summand);
+    if (drops(p)) {
+      ops::dropout_add(ex, to.middle, now.in, branch, dropout_of(0, s, p));
+      norm_2_.forward(ex, lent.weights, to.normed, to.middle, to.norm);
+    } else {
+      norm_2_.forward_sum(ex, lent.weights, to.normed, to.middle, now.in, branch, to.norm);
+    }
+  }
+  void feed(Ex& ex, blocks const& lent, matrix out, matrix room, pieces const& now) const {
+    feed_forward_.forward(ex, lent.weights, out, group_.gather(ex, room, now.second.normed),
+                          now.second.feed_forward);
+  }
+  void run_again(Ex& ex, blocks const& lent, matrix room, pieces const& now, stream<Ex, T> const& s,
+                 arena<memory>& activations, pass const& p) const {
+    if (recompute_ == recomputation::none) return;
+    auto const whole = recompute_ == recomputation::unit;
+    attend(ex, lent, whole ? room : matrix(), room, now, s, activations);
+    if (!whole) return;
+    join(ex, lent, room, now, s, p);
+    feed(ex, lent, {}, room, now);
+  }
+
+  // Backward. Each branch leaves the gradient of its norm's output in `room`, and adds that of its input to
+  // s.gradient.
+
+  void feed_forward_backward(Ex& ex, blocks const& lent, matrix room, pieces& now, stream<Ex, T> const& s,
+                             arena<memory>& activations, pass const& p, bool later) const {
+    arena_scope const scope(activations);
+    auto& d = now.d_second;
+    if (!later) d = {room, feed_forward_.take_inner(activations, room.extent(0))};
+    d.d_out = gradient_of_branch(ex, d.d_out, later, 1, s, p);
+    feed_forward_.backward_inner(ex, lent.weights, d.inner, d.d_out, now.second.feed_forward, activations);
+    if (!later) feed_forward_weights(ex, lent, d, now, activations, p);
+    feed_forward_.backward_input(ex, lent.weights, room, d.inner);
+    group_.reduce(ex, rows_of(room), room);
+    norm_2_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room), now.second.middle,
+                     now.second.norm, {.accumulate = p.accumulate, .accumulate_input = true});
+  }
+  void attention_backward(Ex& ex, blocks const& lent, matrix room, pieces& now, stream<Ex, T> const& s,
+                          arena<memory>& activations, pass const& p, bool later) const {
+    arena_scope const scope(activations);
+    auto& d = now.d_first;
+    if (!later) d = {room, attention_.take_inner(activations, s.shape())};
+    d.d_out = gradient_of_branch(ex, d.d_out, later, 0, s, p);
+    attention_.backward_inner(ex, lent.weights, d.inner, d.d_out, now.first.attention, s.shape(),
+                              activations);
+    if (!later) attention_weights(ex, lent, d, now, activations, p);
+    attention_.backward_input(ex, lent.weights, room, d.inner);
+    group_.reduce(ex, rows_of(room), room);
+    norm_1_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room), now.in, now.first.norm,
+                     {.accumulate = p.accumulate, .accumulate_input = true});
+  }
+
+  void feed_forward_weights(Ex& ex, blocks const& lent, decltype(pieces::d_second) const& d,
+                            pieces const& now, arena<memory>& activations, pass const& p) const {
+    arena_scope const scope(activations);
+    auto const in = gathered(ex, now.second.normed, d.d_out, activations);
+    feed_forward_.backward_weights(ex, lent.gradients, d.inner, d.d_out, in, now.second.feed_forward,
+                                   p.accumulate);
+  }
+  void attention_weights(Ex& ex, blocks const& lent, decltype(pieces::d_first) const& d, pieces const& now,
+                         arena<memory>& activations, pass const& p) const {
+    arena_scope const scope(activations);
+    auto const in = gathered(ex, now.first.normed, d.d_out, activations);
+    attention_.backward_weights(ex, lent.gradients, d.inner, d.d_out, in, now.first.attention, p.accumulate);
+  }
+
+  /// All rows, as many as `like` has; in memory of the arena where they are not all here.
+  matrix gathered(Ex& ex, matrix local, matrix like, arena<memory>& activations) const {
+    matrix room;
+    if (group_.sequence_parallel()) room = activations.template take<T, 2>(like.extents());
+    return group_.gather(ex, room, local);
+  }
+
+  /// The gradient of a branch's output, all rows: s.gradient behind the branch's dropout. In `room` where it
+  /// is not s.gradient itself, and always where it must stay longer than that.
+  matrix gradient_of_branch(Ex& ex, matrix room, bool stays, index_t branch, stream<Ex, T> const& s,
+                            pass const& p) const {
+    auto const mine = rows_of(room);
+    if (drops(p))
+      ops::dropout(ex, mine, s.gradient, dropout_of(branch, s, p));
+    else if (stays)
+      ops::cast(ex, detail::flat(mine), detail::flat(s.gradient));
+    else
+      return group_.gather(ex, room, s.gradient);
+    return group_.gather(ex, room, mine);
+  }
+
+  // Memory.
+
+  index_t tokens_of(batch_shape shape) const {
+    return shape.batch * group_.local_sequence(shape.sequence_length);
+  }
+  matrix rows_of(matrix all) const {
+    auto const mine = group_.rows(all.extent(0));
+    return all.slice(0, mine.begin, mine.end);
+  }
+  /// All rows of this rank's tokens.
   template <detail::piece_source<memory> Source>
-  pieces take(Source& source, batch_shape shape) const {
-    auto const tokens = shape.tokens();
-    auto const row = [&] { return source.template take<T, 2>({tokens, width_}); };
-    pieces taken;
-    taken.norm_1 = norm_1_.take(source, tokens);
-    taken.norm_2 = norm_2_.take(source, tokens);
-    taken.attention = attention_.take(source, shape);
-    taken.feed_forward = feed_forward_.take(source, tokens);
-    taken.normed_1 = row();
-    taken.middle = row();
-    taken.normed_2 = row();
-    taken.out = row();
-    return taken;
+  matrix take_room(Source& source, batch_shape shape) const {
+    return source.template take<T, 2>({tokens_of(shape), width_});
+  }
+  template <detail::piece_source<memory> Source>
+  matrix take_rows(Source& source, batch_shape shape) const {
+    return source.template take<T, 2>({group_.rows(tokens_of(shape)).size(), width_});
+  }
+  template <detail::piece_source<memory> Source>
+  void take_out(Source& source, batch_shape shape, pieces& to) const {
+    to.out = take_rows(source, shape);
+  }
+  template <detail::piece_source<memory> Source>
+  void take_first(Source& source, batch_shape shape, pieces& to) const {
+    to.first.normed = take_rows(source, shape);
+    to.first.norm = norm_1_.take(source, to.first.normed.extent(0));
+    to.first.attention = attention_.take(source, shape);
+  }
+  template <detail::piece_source<memory> Source>
+  void take_second(Source& source, batch_shape shape, pieces& to) const {
+    to.second.middle = take_rows(source, shape);
+    to.second.normed = take_rows(source, shape);
+    to.second.norm = norm_2_.take(source, to.second.normed.extent(0));
+    to.second.feed_forward = feed_forward_.take(source, tokens_of(shape));
+  }
+  /// What a forward keeps besides its output, and what a backward makes again.
+  template <detail::piece_source<memory> Source>
+  void take_kept(Source& source, batch_shape shape, pieces& to) const {
+    if (recompute_ == recomputation::none) take_first(source, shape, to);
+    if (recompute_ != recomputation::unit) take_second(source, shape, to);
+  }
+  template <detail::piece_source<memory> Source>
+  void take_again(Source& source, batch_shape shape, pieces& to) const {
+    if (recompute_ != recomputation::none) take_first(source, shape, to);
+    if (recompute_ == recomputation::unit) take_second(source, shape, to);
+  }
+  template <detail::piece_source<memory> Source>
+  void take_for_weights(Source& source, batch_shape shape, pieces& to) const {
+    to.d_first = {take_room(source, shape), attention_.take_inner(source, shape)};
+    to.d_second = {take_room(source, shape), feed_forward_.take_inner(source, tokens_of(shape))};
   }
 
   bool drops(pass const& p) const noexcept { return p.training && dropout_ > 0; }
   ops::dropout_options dropout_of(index_t branch, stream<Ex, T> const& s, pass const& p) const {
-    return detail::dropout_of(dropout_, 1 + 2 * layer_ + branch, s.shape(), p);
+    return detail::dropout_of(dropout_, 1 + 2 * layer_ + branch, group_, s.shape(), p);
   }
 
+  [[no_unique_address]] Group group_;
+  recomputation recompute_ = recomputation::none;
   index_t layer_, width_;
   float dropout_;
   Norm norm_1_;
-  self_attention<Ex, T, G> attention_;
+  self_attention<Ex, T, G, Group> attention_;
   Norm norm_2_;
   FeedForward feed_forward_;
 };
 
 /// Layer norm, biases, GELU.
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-using gpt2_block = transformer_block<Ex, T, G, layer_norm<Ex, T, G>, gelu_feed_forward<Ex, T, G>>;
+template <exec::space Ex, storage_scalar T, storage_scalar G, rank_group<Ex> Group = one_rank>
+using gpt2_block = transformer_block<Ex, T, G, layer_norm<Ex, T, G>, gelu_feed_forward<Ex, T, G>, Group>;
 
 /// RMS norm, rotary positions, grouped heads, SwiGLU.
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-using llama_block = transformer_block<Ex, T, G, rms_norm<Ex, T, G>, swiglu_feed_forward<Ex, T, G>>;
+template <exec::space Ex, storage_scalar T, storage_scalar G, rank_group<Ex> Group = one_rank>
+using llama_block = transformer_block<Ex, T, G, rms_norm<Ex, T, G>, swiglu_feed_forward<Ex, T, G>, Group>;
 
 } // namespace tessera::inline TESSERA_ABI::nn
 
@@ -14660,25 +18842,44 @@ using llama_block = transformer_block<Ex, T, G, rms_norm<Ex, T, G>, swiglu_feed_
 
 namespace tessera::inline TESSERA_ABI::nn {
 
-/// The units in the order in which they run. T is the storage type of weights and activations, G that of
-/// gradients. Throws config_error for an impossible config.
+/// Units of a config's model: the embedding is number 0, block i number i + 1, the head the last.
+constexpr index_t unit_count(transformer_config const& config) noexcept {
+  return config.layers + 2;
+}
+
+/// Units [begin, end) of the model in the order in which they run, as the rank that `group` describes holds
+/// them. T is the storage type of weights and activations, G that of gradients. A tied head without its
+/// embedding is tied to it all the same; embedding_parameters says what it borrows. Throws config_error for
+/// an impossible config, or one that the group's ranks cannot share; size_error for units that do not exist.
+template <exec::space Ex, storage_scalar T, storage_scalar G, rank_group<Ex> Group>
+unit_list<Ex, T, G> make_transformer(transformer_config const& config, Group const& group, layout::range part,
+                                     site where = site::here()) {
+  config.validate(where);
+  auto const count = unit_count(config);
+  if (part.begin < 0 || part.end < part.begin || part.end > count)
+    throw size_error("E-nn-027", where, "units ", part.begin, " to ", part.end, " of a model of ", count,
+                     "; the embedding is 0, the head ", count - 1);
+  auto const gpt2 = config.family == transformer_family::gpt2;
+  auto const has_head = part.end == count;
+  unit_list<Ex, T, G> units;
+  for (auto i = part.begin; i < part.end; ++i)
+    if (i == 0)
+      units.push_back(std::make_unique<embedding<Ex, T, G, Group>>(config, group, has_head));
+    else if (i + 1 < count && gpt2)
+      units.push_back(std::make_unique<gpt2_block<Ex, T, G, Group>>(config, i - 1, group));
+    else if (i + 1 < count)
+      units.push_back(std::make_unique<llama_block<Ex, T, G, Group>>(config, i - 1, group));
+    else if (gpt2)
+      units.push_back(std::make_unique<head<Ex, T, G, layer_norm<Ex, T, G>, Group>>(config, group));
+    else
+      units.push_back(std::make_unique<head<Ex, T, G, rms_norm<Ex, T, G>, Group>>(config, group));
+  return units;
+}
+
+/// All units, whole.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
 unit_list<Ex, T, G> make_transformer(transformer_config const& config, site where = site::here()) {
-  config.validate(where);
-  auto const gpt2 = config.family == transformer_family::gpt2;
-  unit_list<Ex, T, G> units;
-  units.push_back(std::make_unique<embedding<Ex, T, G>>(config));
-  for (index_t layer = 0; layer < config.layers; ++layer)
-    if (gpt2)
-      units.push_back(std::make_unique<gpt2_block<Ex, T, G>>(config, layer));
-    else
-      units.push_back(std::make_unique<llama_block<Ex, T, G>>(config, layer));
-  auto const& first = *units.front();
-  if (gpt2)
-    units.push_back(std::make_unique<head<Ex, T, G, layer_norm<Ex, T, G>>>(config, first));
-  else
-    units.push_back(std::make_unique<head<Ex, T, G, rms_norm<Ex, T, G>>>(config, first));
-  return units;
+  return make_transformer<Ex, T, G>(config, one_rank(), {0, unit_count(config)}, where);
 }
 
 } // namespace tessera::inline TESSERA_ABI::nn
@@ -14831,6 +19032,166 @@ private:
 
 #endif
 
+/// Who lends units their weights and gradients while a runner runs them (parallel/unit_runner.hpp). ZeRO is a
+/// lender that gathers before it lends and reduces afterwards (parallel/zero.hpp); `store_lender` is the
+/// plainest one, over an nn::parameter_store.
+///
+///     store_lender<Ex, T, G> lender(store);
+///     auto lent = lender.lend(ex, u, {.next = u - 1, .micro_batch = i});
+///     units[u]->backward(ex, lent, stream, arena, {.accumulate = lender.accumulates(i)});
+///     lender.done(u);
+///     lender.gradients_ready(ex, u, i + 1 == micro_batches);
+#ifndef TESSERA_PARALLEL_BLOCK_LENDER_HPP
+#define TESSERA_PARALLEL_BLOCK_LENDER_HPP
+
+/// What parallel/zero.hpp is told: the units of this rank, the groups of ranks, the stage and its bounds, and
+/// what an update takes and returns.
+#ifndef TESSERA_PARALLEL_ZERO_OPTIONS_HPP
+#define TESSERA_PARALLEL_ZERO_OPTIONS_HPP
+
+#include <functional>
+#include <optional>
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+/// The communicator's messages stand in the memory that the space works in: comm::nccl goes with exec::cuda,
+/// the others with exec::host.
+template <class Comm, class Ex>
+concept communicates_for = comm::communicator<Comm> && exec::space<Ex> &&
+    std::same_as<typename Comm::bulk_memory, typename Ex::memory>;
+
+inline constexpr auto no_unit = static_cast<std::size_t>(-1);
+
+/// One block of parameters that this rank holds, or holds a shard of.
+struct zero_unit {
+  layout::parameter_map const* map = nullptr; ///< Outlives what is made from it.
+  bool owned = true;          ///< False: a copy of a block of another pipeline stage (a tied embedding on the
+                              ///< last stage); its owner keeps the optimizer's state and counts it.
+  std::size_t tied = no_unit; ///< The unit of the same list whose block this one also reads, and whose
+                              ///< gradient it also writes.
+  std::size_t number = no_unit; ///< In the whole model, all stages together; no_unit: as in the list.
+};
+
+/// The groups that a rank belongs to. All of them outlive what is made from them; one communicator may serve
+/// as several.
+template <comm::communicator Comm>
+struct zero_ranks {
+  /// The first and the last stage of a pipeline, which hold the same block.
+  struct tie {
+    Comm* pipeline = nullptr;
+    int peer = 0;               ///< The other one's rank in `pipeline`.
+    std::size_t unit = no_unit; ///< This rank's number for the block.
+  };
+
+  Comm& gradients;          ///< Over which gradients are summed and everything is shared: data x context.
+  Comm& world;              ///< All ranks: loss, count, norm, and whether the step is taken.
+  Comm* replicas = nullptr; ///< Hybrid sharding: the ranks of other groups that hold the same shard.
+  Comm* tensor = nullptr;   ///< Adds the summands of `partial` parameters; counts copies once.
+  std::optional<tie> shared_block{};
+};
+
+/// The sizes of those groups: what a plan needs to know.
+struct zero_group_sizes {
+  int rank = 0, ranks = 1; ///< Of the group over which gradients are summed.
+  int replicas = 1;
+  int tensor = 1;
+  int world = 1;
+  std::size_t shared_block = no_unit; ///< zero_ranks::tie::unit.
+};
+
+struct zero_options {
+  int stage = 1;                           ///< 0 to 3.
+  index_t bucket_bytes = index_t{4} << 20; ///< Stage 0: units are reduced together until they are this large.
+  int in_flight = 2;                       ///< Reductions, and gathers after an update, under way at once.
+  int open_units = 1; ///< Units whose gradients are being written at once: all of a stage's where backwards
+                      ///< come in two parts and the second waits, otherwise 1.
+  int prefetch = 1;   ///< Stage 3: units gathered ahead of their use, 0 or 1.
+  comm::summation order = comm::summation::rank_order;
+  /// The same global batch gives the same bits on any number of gradient ranks: see parallel/zero.hpp.
+  bool reproducible = false;
+  index_t micro_batches = 1; ///< Of a rank in a step, at most; only the reproducible mode's plan needs it.
+  optim::decay_rule decay{};
+  /// True for parameters that keep their values: they have no state and count in no norm.
+  std::function<bool(layout::parameter const&)> frozen{};
+  memory_meter* meter = nullptr;
+
+  /// Throws config_error (E-parallel-002) for a stage or bounds that do not exist.
+  void validate(site where = site::here()) const {
+    if (stage < 0 || stage > 3 || bucket_bytes < 1 || in_flight < 1 || open_units < 1 || prefetch < 0 ||
+        prefetch > 1 || micro_batches < 1)
+      throw config_error("E-parallel-002", where, "zero: stage is ", stage, " (0 to 3), bucket_bytes ",
+                         bucket_bytes, ", in_flight ", in_flight, ", open_units ", open_units,
+                         " and micro_batches ", micro_batches, " (1 or more), prefetch ", prefetch,
+                         " (0 or 1)");
+  }
+};
+
+/// How blocks are lent.
+struct lend_options {
+  std::size_t next = no_unit; ///< The unit that will be lent after this one, as on every rank of the group.
+  /// Whether the gradients are lent too: for a backward, and for the forward of the last unit.
+  bool gradients = true;
+  index_t micro_batch = 0; ///< Number on this rank, in this step; compared in the reproducible mode.
+};
+
+struct update_options {
+  index_t step = 1;         ///< Number of this update, from 1.
+  double learning_rate = 0; ///< Of this update.
+  double clip_norm = 0;     ///< The longest gradient of the mean loss; 0: no clipping.
+  double loss_scale = 1;    ///< What the gradients were multiplied by (pass::gradient_scale).
+};
+
+/// The same on every rank, bit by bit.
+struct update_result {
+  nn::loss_sum loss;        ///< Over all micro-batches of all ranks.
+  double gradient_norm = 0; ///< Of the gradient of the mean loss, before clipping.
+  /// False where loss or gradients are infinite or NaN, or nothing was predicted: then neither weights nor
+  /// state have changed on any rank.
+  bool applied = false;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+/// Semantics. One unit is lent at a time; all ranks that share blocks make the same calls in the same order.
+/// - lend(ex, u, how): the blocks of the rank's unit u, and of the one it is tied to; the gradients where
+///   how.gradients asks for them. how.next will be lent next, a good time to begin to gather it.
+/// - accumulates(micro_batch): whether that micro-batch's gradients are to be added to those that are lent
+///   (pass::accumulate), or overwrite them.
+/// - done(u): the operations that use the blocks have been given to `ex`; what was gathered may go.
+/// - gradients_ready(ex, u, last): the micro-batch has made all of its gradients of u: for each unit once a
+///   micro-batch, in ascending order; `last` with the last one of a step.
+template <class L, class Ex, class T, class G>
+concept block_lender = exec::space<Ex> && storage_scalar<T> && storage_scalar<G> &&
+    requires(L& lender, Ex& ex, std::size_t u, lend_options how, index_t micro_batch, bool last) {
+  { lender.lend(ex, u, how) } -> std::same_as<typename nn::unit<Ex, T, G>::blocks>;
+  { lender.accumulates(micro_batch) } -> std::convertible_to<bool>;
+  lender.done(u);
+  lender.gradients_ready(ex, u, last);
+};
+
+/// All of a store's units are there all the time, and nobody shares them.
+template <exec::space Ex, storage_scalar T, storage_scalar G>
+class store_lender {
+public:
+  /// Borrows `store`.
+  explicit store_lender(nn::parameter_store<Ex, T, G>& store) noexcept : store_(store) {}
+
+  typename nn::unit<Ex, T, G>::blocks lend(Ex&, std::size_t u, lend_options) { return store_.lend(u); }
+  bool accumulates(index_t micro_batch) const noexcept { return micro_batch > 0; }
+  void done(std::size_t) noexcept {}
+  void gradients_ready(Ex&, std::size_t, bool) noexcept {}
+
+private:
+  nn::parameter_store<Ex, T, G>& store_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
 /// Which units' gradients travel together: consecutive units, in the order in which backward finishes them,
 /// until a message is worth its latency. Arithmetic alone, the same on every rank.
 ///
@@ -14866,7 +19227,851 @@ inline std::vector<bucket> buckets_of(std::span<layout::range const> units, inde
 } // namespace tessera::inline TESSERA_ABI::parallel
 
 #endif
-/// Data parallel training: every rank works on its own samples, gradients are summed over the ranks while
+/// Attention over a sequence that is spread over ranks, in either form: keys and values round a ring
+/// (parallel/ring_attention.hpp), or heads against sequence (parallel/sequence_exchange.hpp). What one rank
+/// gets over the whole sequence, each rank gets for the positions that it holds.
+///
+///     parallel::context_options const options{.sequence_length = 8192};
+///     auto const form = parallel::context_form::ring;
+///     parallel::context_attention(ex, comm, form, out, log_sum_exp, q, k, v, options, memory);
+///     parallel::context_attention_backward(ex, comm, form, dq, dk, dv, d_out, q, k, v, out, log_sum_exp,
+///                                          options, memory);
+///
+/// Which form? The exchange sends less (1/n of all heads' q, k, v and out to each other rank), but nothing
+/// hides it, and n must divide the heads. The ring sends whole blocks of keys and values n - 1 times, behind
+/// the arithmetic, and takes any number of ranks. docs/context_parallel.md has the bytes.
+#ifndef TESSERA_PARALLEL_CONTEXT_ATTENTION_HPP
+#define TESSERA_PARALLEL_CONTEXT_ATTENTION_HPP
+
+/// Attention over a sequence that is spread over ranks: queries stay, keys and values travel round a ring,
+/// one block on its way while the one before is worked on (Liu, Zaharia and Abbeel, "Ring attention with
+/// blockwise transformers for near-infinite context", 2023). What comes out is attention over the whole
+/// sequence, for the positions that each rank holds.
+///
+///     parallel::context_options const options{.sequence_length = 8192};        // causal, zig-zag
+///     arena<> memory(parallel::ring_attention_backward_scratch_bytes<bf16>(
+///         {.batch = b, .heads = h, .key_heads = k, .head_width = d}, options.shards(comm.size())));
+///     parallel::ring_attention(ex, comm, out, log_sum_exp, q, k, v, options, memory);
+///     parallel::ring_attention_backward(ex, comm, dq, dk, dv, d_out, q, k, v, out, log_sum_exp, options,
+///                                       memory);
+///
+/// Each block is met by one call of ops::attention on just the rows that the causal mask lets through
+/// (layout::sequence_shards::block), and partial results are merged in fp32 (ops/merge_attention.hpp).
+/// Backward recomputes scores from the final log_sum_exp; gradients of keys and values travel behind their
+/// block, summed in fp32, the ranks' summands in the order of the ring, so results do not depend on timing.
+///
+/// Cost for n ranks: n - 1 messages from each of 2 B t K D elements (t: the block's tokens), hidden behind
+/// the arithmetic where the communicator works by itself; backward the same again and n - 1 messages of as
+/// many floats. Every rank of `comm` calls it, with the same options and sizes.
+#ifndef TESSERA_PARALLEL_RING_ATTENTION_HPP
+#define TESSERA_PARALLEL_RING_ATTENTION_HPP
+
+/// Blocks of two arrays (keys and values, or their gradients) that travel round a ring of ranks, each rank
+/// sending to the next and receiving from the one before, in two buffers: the block that is held is sent on
+/// from one while the next arrives in the other.
+#ifndef TESSERA_PARALLEL_DETAIL_BLOCK_RING_HPP
+#define TESSERA_PARALLEL_DETAIL_BLOCK_RING_HPP
+
+/// What context parallelism needs to know beside the tensors of a call: the whole sequence's length, how it
+/// is laid over the ranks, and what attention itself is told.
+///
+///     parallel::context_options options{.sequence_length = 8192};
+///     auto mine = options.shards(comm.size()).positions(comm.rank());      // which rows are this rank's
+#ifndef TESSERA_PARALLEL_CONTEXT_OPTIONS_HPP
+#define TESSERA_PARALLEL_CONTEXT_OPTIONS_HPP
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+/// Keys and values round a ring, or heads against sequence: parallel/context_attention.hpp says when which.
+enum class context_form : std::uint8_t { ring, exchange };
+
+constexpr char const* name_of(context_form form) noexcept {
+  return form == context_form::ring ? "ring" : "exchange";
+}
+
+/// The same on all ranks.
+struct context_options {
+  /// Of the whole sequence. Must be said.
+  index_t sequence_length = -1;
+  layout::sequence_assignment assignment = layout::sequence_assignment::zigzag;
+  /// Factor on q k^T; 0 stands for 1 / sqrt(D).
+  float scale = 0;
+  /// Each query sees the keys at and before its own position; otherwise all keys.
+  bool causal = true;
+
+  constexpr layout::sequence_shards shards(int ranks) const noexcept {
+    return {.length = sequence_length, .ranks = ranks, .assignment = assignment};
+  }
+};
+
+/// The other sizes of a call, for its plan.
+struct context_sizes {
+  index_t batch = 0, heads = 0, key_heads = 0, head_width = 0;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// Step i = 1, 2, ... exchanges the block of rank `rank - i` (modulo ranks): pass_on(i) sends the held one
+/// and begins to receive that, arrive() ends it.
+template <comm::communicator Comm, storage_scalar E, memory_space M>
+class block_ring {
+public:
+  static constexpr index_t scratch_bytes(context_sizes const& sizes, layout::sequence_shards const& shards) {
+    return 2 * arena<M>::template bytes_for<E>(items(sizes, shards.longest()));
+  }
+
+  block_ring(Comm& comm, arena<M>& memory, context_sizes const& sizes, layout::sequence_shards const& shards,
+             int tag, site where)
+      : comm_(comm), sizes_(sizes), shards_(shards), tag_(tag), where_(where) {
+    for (auto& buffer : buffers_)
+      buffer = memory.template take<E, 1>({items(sizes, shards.longest())}, where);
+  }
+
+  /// The rank whose block step i brings here.
+  int owner(int step) const noexcept { return (comm_.rank() - step + 2 * comm_.size()) % comm_.size(); }
+
+  /// The held block, of `rank`, as its two arrays [B, its tokens, K, D].
+  view<E, 4, M> first(int rank) const { return part(rank, 0); }
+  view<E, 4, M> second(int rank) const { return part(rank, 1); }
+  /// Both in one.
+  view<E, 1, M> both(int rank) const { return {buffers_[held_].data(), {items(rank)}}; }
+
+  /// Sends the held block, of rank owner(sent), to the next rank, and begins to receive that of
+  /// owner(received). Until arrive() the held block is lent: it may be read.
+  void pass_on(int sent, int received) {
+    auto const next = (comm_.rank() + 1) % comm_.size(), previous = owner(1);
+    memory_span<E, M> const out(buffers_[1 - held_].data(), static_cast<std::size_t>(items(owner(received))));
+    memory_span<E const, M> const in(buffers_[held_].data(), static_cast<std::size_t>(items(owner(sent))));
+    going_ = comm_.start_send(in, next, tag_, where_);
+    coming_ = comm_.start_receive(out, previous, tag_, where_);
+    (void)coming_.test(); // some communicators begin only when they are asked
+  }
+
+  /// The block that was on its way is the held one; the other buffer is free.
+  void arrive() {
+    coming_.wait();
+    going_.wait();
+    held_ = 1 - held_;
+  }
+
+private:
+  static constexpr index_t items(context_sizes const& sizes, index_t tokens) noexcept {
+    return 2 * sizes.batch * tokens * sizes.key_heads * sizes.head_width;
+  }
+  index_t items(int rank) const { return items(sizes_, shards_.local_length(rank)); }
+
+  view<E, 4, M> part(int rank, int which) const {
+    auto const half = items(rank) / 2;
+    return {buffers_[held_].data() + which * half,
+            {sizes_.batch, shards_.local_length(rank), sizes_.key_heads, sizes_.head_width}};
+  }
+
+  Comm& comm_;
+  context_sizes sizes_;
+  layout::sequence_shards shards_;
+  int tag_;
+  site where_;
+  view<E, 1, M> buffers_[2];
+  int held_ = 0;
+  typename Comm::request going_, coming_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+/// What both forms of context parallelism check before anything is sent.
+#ifndef TESSERA_PARALLEL_DETAIL_CONTEXT_SHAPES_HPP
+#define TESSERA_PARALLEL_DETAIL_CONTEXT_SHAPES_HPP
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// The tensors' extents are those of this rank's part of the sequence, and the options make sense. Throws
+/// config_error, size_error.
+template <storage_scalar T, memory_space M>
+void require_context(char const* call, context_options const& options, int rank, int ranks,
+                     view<T const, 4, M> q, view<T const, 4, M> k, view<T const, 4, M> v,
+                     view<T const, 4, M> out, view<float const, 3, M> log_sum_exp, site where) {
+  if (options.sequence_length < 0)
+    throw config_error("E-parallel-060", where, call,
+                       ": say how long the whole sequence is, in context_options::sequence_length; it is ",
+                       options.sequence_length);
+  auto const mine = options.shards(ranks).local_length(rank, where);
+  if (q.extent(1) != mine)
+    throw size_error("E-parallel-061", where, call, ": rank ", rank, " of ", ranks, " holds ", mine,
+                     " of the ", options.sequence_length, " positions (", name_of(options.assignment),
+                     "), q has ", q.extent(1), "; context_options::shards says which rows are whose");
+  auto const heads = q.extent(2), key_heads = k.extent(2);
+  if (key_heads < 1 ? heads != 0 : heads % key_heads != 0)
+    throw size_error("E-parallel-062", where, call, ": ", heads, " query heads do not divide among ",
+                     key_heads, " key heads");
+  extents<4> const keys{q.extent(0), mine, key_heads, q.extent(3)};
+  ops::require_dense_rows(call, "q", q, where);
+  ops::require_rows(call, "k", k, keys, where);
+  ops::require_rows(call, "v", v, keys, where);
+  ops::require_rows(call, "out", out, q.extents(), where);
+  ops::require_extents(call, "log_sum_exp", log_sum_exp, {q.extent(0), heads, mine}, where);
+  ops::require_contiguous(call, "log_sum_exp", log_sum_exp, where);
+}
+
+template <storage_scalar T, memory_space M>
+void require_gradients(char const* call, view<T const, 4, M> dq, view<T const, 4, M> dk,
+                       view<T const, 4, M> dv, view<T const, 4, M> d_out, view<T const, 4, M> q,
+                       view<T const, 4, M> k, site where) {
+  ops::require_rows(call, "dq", dq, q.extents(), where);
+  ops::require_rows(call, "dk", dk, k.extents(), where);
+  ops::require_rows(call, "dv", dv, k.extents(), where);
+  ops::require_rows(call, "d_out", d_out, q.extents(), where);
+}
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+namespace detail {
+
+/// Tags of the ring's messages, below those that applications begin with.
+inline constexpr int ring_of_keys = 1, ring_of_gradients = 2;
+
+} // namespace detail
+
+/// Bytes that `ring_attention` takes from its arena on any rank: an upper bound, the same on all of them. One
+/// rank alone takes nothing.
+template <storage_scalar T>
+constexpr index_t ring_attention_scratch_bytes(context_sizes const& sizes,
+                                               layout::sequence_shards const& shards) {
+  if (shards.ranks == 1) return 0;
+  auto const queries = sizes.batch * shards.longest() * sizes.heads, items = queries * sizes.head_width;
+  auto const blocks =
+      2 * arena<>::bytes_for<T>(2 * sizes.batch * shards.longest() * sizes.key_heads * sizes.head_width);
+  return blocks + arena<>::bytes_for<float>(items) + arena<>::bytes_for<T>(items) +
+         arena<>::bytes_for<float>(queries);
+}
+
+/// The same of `ring_attention_backward`.
+template <storage_scalar T>
+constexpr index_t ring_attention_backward_scratch_bytes(context_sizes const& sizes,
+                                                        layout::sequence_shards const& shards) {
+  if (shards.ranks == 1) return 0;
+  auto const block = sizes.batch * shards.longest() * sizes.key_heads * sizes.head_width;
+  return ring_attention_scratch_bytes<T>(sizes, shards) + 2 * arena<>::bytes_for<float>(2 * block) +
+         2 * arena<>::bytes_for<T>(block);
+}
+
+/// out[B, t, H, D] and log_sum_exp[B, H, t] for the t positions that this rank holds,
+/// options.shards(comm.size()).positions(comm.rank()), from its q[B, t, H, D], k and v[B, t, K, D]; query
+/// head h reads key head h / (H / K). Views may be strided with a last stride of 1; log_sum_exp is
+/// contiguous. Throws config_error (E-parallel-060), size_error (E-parallel-061, -062, E-ops-001 to -003),
+/// out_of_memory where the arena is smaller than planned, and what the communicator throws.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T>
+  requires std::same_as<typename Comm::bulk_memory, typename Ex::memory>
+void ring_attention(Ex& ex, Comm& comm, view<T, 4, typename Ex::memory> out,
+                    view<float, 3, typename Ex::memory> log_sum_exp, input<T, 4, typename Ex::memory> q,
+                    input<T, 4, typename Ex::memory> k, input<T, 4, typename Ex::memory> v,
+                    context_options const& options, arena<typename Ex::memory>& memory,
+                    site where = site::here()) {
+  using M = typename Ex::memory;
+  auto const rank = comm.rank(), ranks = comm.size();
+  detail::require_context<T, M>("ring_attention", options, rank, ranks, q, k, v, out, log_sum_exp, where);
+  ops::attention_options const own{.scale = options.scale, .causal = options.causal, .first_query = 0};
+  if (ranks == 1) return ops::attention(ex, out, log_sum_exp, q, k, v, own, where);
+
+  ops::attention_options const whole{.scale = options.scale, .causal = false};
+  auto const shards = options.shards(ranks);
+  auto const batch = q.extent(0), tokens = q.extent(1), heads = q.extent(2), width = q.extent(3);
+  arena_scope<M> const scope(memory);
+  detail::block_ring<Comm, T, M> keys(comm, memory, {batch, heads, k.extent(2), width}, shards,
+                                      detail::ring_of_keys, where);
+  auto const sum = memory.template take<float, 4>(q.extents(), where);
+  auto const part = memory.template take<T, 1>({q.size()}, where);
+  auto const part_sums = memory.template take<float, 1>({batch * heads * tokens}, where);
+
+  ops::copy_rows(ex, keys.first(rank), k, where);
+  ops::copy_rows(ex, keys.second(rank), v, where);
+  keys.pass_on(0, 1);
+  ops::attention(ex, out, log_sum_exp, q, k, v, own, where);
+  ops::copy_rows(ex, sum, out, where);
+  for (int step = 1; step < ranks; ++step) {
+    keys.arrive();
+    if (step + 1 < ranks) keys.pass_on(step, step + 1);
+    auto const owner = keys.owner(step);
+    auto const block = shards.block(rank, owner, options.causal);
+    if (block.empty()) continue;
+    auto const [from, to] = block.queries;
+    view<T, 4, M> const of_block(part.data(), {batch, to - from, heads, width});
+    view<float, 3, M> const sums_of_block(part_sums.data(), {batch, heads, to - from});
+    ops::attention(ex, of_block, sums_of_block, q.slice(1, from, to),
+                   keys.first(owner).slice(1, block.keys.begin, block.keys.end),
+                   keys.second(owner).slice(1, block.keys.begin, block.keys.end), whole, where);
+    ops::merge_attention(ex, sum.slice(1, from, to), log_sum_exp.slice(2, from, to), of_block, sums_of_block,
+                         where);
+  }
+  ops::copy_rows(ex, out, sum, where);
+}
+
+/// The gradients dq[B, t, H, D], dk and dv[B, t, K, D] of `ring_attention`, overwritten, given d_out and what
+/// the forward read and wrote, with the same options.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T>
+  requires std::same_as<typename Comm::bulk_memory, typename Ex::memory>
+void ring_attention_backward(Ex& ex, Comm& comm, view<T, 4, typename Ex::memory> dq,
+                             view<T, 4, typename Ex::memory> dk, view<T, 4, typename Ex::memory> dv,
+                             input<T, 4, typename Ex::memory> d_out, input<T, 4, typename Ex::memory> q,
+                             input<T, 4, typename Ex::memory> k, input<T, 4, typename Ex::memory> v,
+                             input<T, 4, typename Ex::memory> out,
+                             input<float, 3, typename Ex::memory> log_sum_exp, context_options const& options,
+                             arena<typename Ex::memory>& memory, site where = site::here()) {
+  using M = typename Ex::memory;
+  auto const rank = comm.rank(), ranks = comm.size();
+  detail::require_context<T, M>("ring_attention_backward", options, rank, ranks, q, k, v, out, log_sum_exp,
+                                where);
+  detail::require_gradients<T, M>("ring_attention_backward", dq, dk, dv, d_out, q, k, where);
+  ops::attention_options const own{.scale = options.scale, .causal = options.causal, .first_query = 0};
+  if (ranks == 1)
+    return ops::attention_backward(ex, dq, dk, dv, d_out, q, k, v, out, log_sum_exp, own, where);
+
+  ops::attention_options const whole{.scale = options.scale, .causal = false};
+  auto const shards = options.shards(ranks);
+  auto const batch = q.extent(0), tokens = q.extent(1), heads = q.extent(2), width = q.extent(3);
+  context_sizes const sizes{batch, heads, k.extent(2), width};
+  arena_scope<M> const scope(memory);
+  detail::block_ring<Comm, T, M> keys(comm, memory, sizes, shards, detail::ring_of_keys, where);
+  detail::block_ring<Comm, float, M> gradients(comm, memory, sizes, shards, detail::ring_of_gradients, where);
+  auto const dq_sum = memory.template take<float, 4>(q.extents(), where);
+  auto const dq_part = memory.template take<T, 1>({q.size()}, where);
+  auto const block_size = batch * shards.longest() * k.extent(2) * width;
+  auto const dk_part = memory.template take<T, 1>({block_size}, where);
+  auto const dv_part = memory.template take<T, 1>({block_size}, where);
+  auto const later_sums = memory.template take<float, 1>({batch * heads * tokens}, where);
+
+  ops::copy_rows(ex, keys.first(rank), k, where);
+  ops::copy_rows(ex, keys.second(rank), v, where);
+  keys.pass_on(0, 1);
+  ops::attention_backward(ex, dq, dk, dv, d_out, q, k, v, out, log_sum_exp, own, where);
+  ops::copy_rows(ex, dq_sum, dq, where);
+  for (int step = 1; step < ranks; ++step) {
+    keys.arrive();
+    if (step + 1 < ranks) keys.pass_on(step, step + 1);
+    auto const owner = keys.owner(step);
+    auto const block = shards.block(rank, owner, options.causal);
+    auto const [from, to] = block.queries;
+    auto const [begin, end] = block.keys;
+    view<T, 4, M> const dq_block(dq_part.data(), {batch, to - from, heads, width});
+    extents<4> const of_keys{batch, end - begin, k.extent(2), width};
+    view<T, 4, M> const dk_block(dk_part.data(), of_keys), dv_block(dv_part.data(), of_keys);
+    if (!block.empty()) {
+      // The operation reads sums without gaps.
+      view<float, 4, M> const gathered(later_sums.data(), {batch, heads, 1, to - from});
+      view<float const, 4, M> const among(log_sum_exp.address(0, 0, from), {batch, heads, 1, to - from},
+                                          {heads * tokens, tokens, tokens, 1});
+      ops::copy_rows(ex, gathered, among, where);
+      ops::attention_backward(ex, dq_block, dk_block, dv_block, d_out.slice(1, from, to),
+                              q.slice(1, from, to), keys.first(owner).slice(1, begin, end),
+                              keys.second(owner).slice(1, begin, end), out.slice(1, from, to),
+                              view<float, 3, M>(later_sums.data(), {batch, heads, to - from}), whole, where);
+      ops::add_rows(ex, dq_sum.slice(1, from, to), dq_block, where);
+    }
+    if (step == 1)
+      ops::fill(ex, gradients.both(owner), 0.0f, where); // this rank is the first that the block comes to
+    else
+      gradients.arrive();
+    if (!block.empty()) {
+      ops::add_rows(ex, gradients.first(owner).slice(1, begin, end), dk_block, where);
+      ops::add_rows(ex, gradients.second(owner).slice(1, begin, end), dv_block, where);
+    }
+    gradients.pass_on(step, step + 1);
+  }
+  ops::copy_rows(ex, dq, dq_sum, where);
+  gradients.arrive(); // those of this rank's own keys, from all others
+  ops::add_rows(ex, gradients.first(rank), dk, where);
+  ops::add_rows(ex, gradients.second(rank), dv, where);
+  ops::copy_rows(ex, dk, gradients.first(rank), where);
+  ops::copy_rows(ex, dv, gradients.second(rank), where);
+}
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+/// Attention over a sequence that is spread over ranks, by exchanging heads against sequence: each rank gives
+/// up all but its share of the heads, gets all tokens of those, attends to the whole sequence, and gives the
+/// results back (Jacobs et al., "DeepSpeed-Ulysses", 2023).
+///
+///     parallel::context_options const options{.sequence_length = 8192};
+///     arena<> memory(parallel::exchange_attention_backward_scratch_bytes<bf16>(
+///         {.batch = b, .heads = h, .key_heads = k, .head_width = d}, options.shards(comm.size())));
+///     parallel::exchange_attention(ex, comm, out, log_sum_exp, q, k, v, options, memory);
+///     parallel::exchange_attention_backward(ex, comm, dq, dk, dv, d_out, q, k, v, out, log_sum_exp, options,
+///                                           memory);
+///
+/// Any assignment of positions will do: tokens are put into the order of their positions on the way. Query
+/// heads must divide among the ranks. Key heads need not: where ranks share one, each gets a copy, and its
+/// gradients are added up in fp32, in the order of ranks.
+///
+/// Cost: two calls of all_to_all_v forward, two backward. With E = B t D elements of one head of this rank's
+/// tokens, h = H / n and k key heads a rank (K / n, or 1 where n is a multiple of K), each other rank is sent
+/// (h + 2 k) E of q, k, v and is sent back h E of out; backward 3 h + 2 k there (nothing gathered is kept
+/// from the forward) and h + 2 k back; each time with log_sum_exp, B t h floats. Nothing hides them.
+#ifndef TESSERA_PARALLEL_SEQUENCE_EXCHANGE_HPP
+#define TESSERA_PARALLEL_SEQUENCE_EXCHANGE_HPP
+
+/// The all-to-all between "all heads of my tokens" and "my heads of all tokens", for several arrays in one
+/// call. Messages are bytes: arrays of different types share them, each piece at a multiple of 16 bytes.
+#ifndef TESSERA_PARALLEL_DETAIL_HEAD_EXCHANGE_HPP
+#define TESSERA_PARALLEL_DETAIL_HEAD_EXCHANGE_HPP
+
+#include <vector>
+
+/// Which heads each rank has when heads are spread over ranks, and how what the ranks exchange is laid out.
+#ifndef TESSERA_PARALLEL_DETAIL_HEAD_GROUPS_HPP
+#define TESSERA_PARALLEL_DETAIL_HEAD_GROUPS_HPP
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// Query heads are cut into equal parts. Key heads that the parts share are there once for each part that
+/// reads them; a part with a fraction of one group has that one key head, and one that begins or ends within
+/// groups has a key head for each of its query heads.
+struct head_groups {
+  index_t heads, key_heads;
+  int ranks;
+
+  constexpr index_t queries() const noexcept { return heads / ranks; }
+  /// Key heads that a part has, repetitions counted.
+  constexpr index_t keys() const noexcept {
+    return key_heads % ranks == 0 ? key_heads / ranks : ranks % key_heads == 0 ? 1 : queries();
+  }
+  constexpr index_t first_query(int rank) const noexcept { return rank * queries(); }
+  /// The key head in place `at` of a part.
+  constexpr index_t key(int rank, index_t at) const noexcept {
+    return key_heads == 0 ? 0 : (first_query(rank) + at * (queries() / keys())) / (heads / key_heads);
+  }
+  /// Each key head belongs to one part alone.
+  constexpr bool keys_are_divided() const noexcept { return key_heads % ranks == 0; }
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// Whether an array's heads are those of queries or of keys.
+enum class head_kind : std::uint8_t { queries, keys };
+
+/// An array on its way. One side is [B, t, all heads, X] with this rank's tokens, the other [B, T, its heads,
+/// X] with all tokens in the order of their positions.
+template <storage_scalar E, memory_space M>
+struct exchanged_array {
+  view<E, 4, M> to;
+  view<E const, 4, M> from;
+  head_kind kind = head_kind::queries;
+  /// On the way back, where key heads are repeated: memory to add them up in, [B, t, K, X].
+  view<float, 4, M> sum = {};
+};
+
+/// log_sum_exp[B, H, t] as tokens of heads of one number.
+template <class T, memory_space M>
+constexpr view<T, 4, M> by_tokens(view<T, 3, M> sums) noexcept {
+  return {sums.data(),
+          {sums.extent(0), sums.extent(2), sums.extent(1), 1},
+          {sums.stride(0), sums.stride(2), sums.stride(1), 1}};
+}
+
+/// Bytes of a piece of so many elements.
+constexpr index_t exchange_piece(index_t count, index_t item) noexcept {
+  return (count * item + 15) / 16 * 16;
+}
+
+template <exec::space Ex, comm::communicator Comm>
+class head_exchange {
+  using M = typename Ex::memory;
+  template <class E>
+  using array = exchanged_array<E, M>;
+  template <class E>
+  using heads_view = view<E, 4, M>;
+
+public:
+  head_exchange(Ex& ex, Comm& comm, arena<M>& memory, head_groups const& groups,
+                layout::sequence_shards const& shards, index_t batch, site where)
+      : ex_(ex), comm_(comm), memory_(memory), groups_(groups), shards_(shards), batch_(batch),
+        where_(where) {}
+
+  /// Each rank's tokens to the ranks that have the heads.
+  template <class... E>
+  void to_heads(array<E> const&... arrays) {
+    arena_scope<M> const scope(memory_);
+    auto const& counts = plan(arrays...);
+    auto const tokens = shards_.local_length(comm_.rank());
+    auto* at = by_tokens_;
+    for (int r = 0; r < comm_.size(); ++r) (pack_heads(arrays, r, next(arrays, at, tokens)), ...);
+    comm_.all_to_all_v(bytes(by_heads_, counts.of_all), counts.of_all, constant(by_tokens_, counts.of_mine),
+                       counts.of_mine, where_);
+    at = by_heads_;
+    for (int r = 0; r < comm_.size(); ++r)
+      (unpack_tokens(arrays, r, next(arrays, at, shards_.local_length(r))), ...);
+  }
+
+  /// Each rank's heads to the ranks that have the tokens. Repeated key heads are added up in fp32, in the
+  /// order of ranks.
+  template <class... E>
+  void to_tokens(array<E> const&... arrays) {
+    arena_scope<M> const scope(memory_);
+    auto const& counts = plan(arrays...);
+    auto const tokens = shards_.local_length(comm_.rank());
+    auto* at = by_heads_;
+    for (int r = 0; r < comm_.size(); ++r)
+      (pack_tokens(arrays, r, next(arrays, at, shards_.local_length(r))), ...);
+    comm_.all_to_all_v(bytes(by_tokens_, counts.of_mine), counts.of_mine, constant(by_heads_, counts.of_all),
+                       counts.of_all, where_);
+    (begin_sum(arrays), ...);
+    at = by_tokens_;
+    for (int r = 0; r < comm_.size(); ++r) (unpack_heads(arrays, r, next(arrays, at, tokens)), ...);
+    (end_sum(arrays), ...);
+  }
+
+private:
+  /// What the messages between this rank's tokens and each rank, and between its heads and each rank, count.
+  /// Kept by the space, so that a step allocates nothing.
+  struct messages {
+    std::vector<index_t> of_mine, of_all;
+  };
+
+  static memory_span<std::byte, M> bytes(std::byte* data, std::span<index_t const> counts) {
+    index_t sum = 0;
+    for (auto count : counts) sum += count;
+    return {data, static_cast<std::size_t>(sum)};
+  }
+  static memory_span<std::byte const, M> constant(std::byte* data, std::span<index_t const> counts) {
+    return bytes(data, counts);
+  }
+
+  index_t heads(head_kind kind) const {
+    return kind == head_kind::queries ? groups_.queries() : groups_.keys();
+  }
+  template <class E>
+  bool sums(array<E> const& a) const {
+    return a.kind == head_kind::keys && !groups_.keys_are_divided();
+  }
+
+  /// Counts the messages and takes memory for both sides of them.
+  template <class... E>
+  messages const& plan(array<E> const&... arrays) {
+    auto const ranks = comm_.size();
+    auto& counts = ex_.template handle<messages>();
+    counts.of_mine.resize(static_cast<std::size_t>(ranks));
+    counts.of_all.resize(static_cast<std::size_t>(ranks));
+    auto const bytes_of = [&](int rank) {
+      auto const tokens = batch_ * shards_.local_length(rank);
+      return (exchange_piece(tokens * heads(arrays.kind) * arrays.to.extent(3), sizeof(E)) + ...);
+    };
+    index_t all = 0;
+    for (int r = 0; r < ranks; ++r) {
+      counts.of_mine[static_cast<std::size_t>(r)] = bytes_of(comm_.rank());
+      all += counts.of_all[static_cast<std::size_t>(r)] = bytes_of(r);
+    }
+    by_tokens_ = memory_.template take<std::byte, 1>({bytes_of(comm_.rank()) * ranks}, where_).data();
+    by_heads_ = memory_.template take<std::byte, 1>({all}, where_).data();
+    return counts;
+  }
+
+  /// The array's piece of a message, which begins at `at`; `at` goes on to the next.
+  template <class E>
+  heads_view<E> next(array<E> const& a, std::byte*& at, index_t tokens) const {
+    heads_view<E> const piece(static_cast<E*>(static_cast<void*>(at)),
+                              {batch_, tokens, heads(a.kind), a.to.extent(3)});
+    at += exchange_piece(piece.size(), sizeof(E));
+    return piece;
+  }
+
+  /// Calls body(first of all heads, first of the rank's heads, their number) for neighbours that stay
+  /// neighbours.
+  template <class Body>
+  void for_runs(head_kind kind, int rank, Body&& body) const {
+    auto const count = heads(kind);
+    if (kind == head_kind::queries) return body(groups_.first_query(rank), index_t{0}, count);
+    if (groups_.keys_are_divided()) return body(groups_.key(rank, 0), index_t{0}, count);
+    for (index_t i = 0; i < count; ++i) body(groups_.key(rank, i), i, index_t{1});
+  }
+  /// Calls body(positions, rows of the rank) for each of the rank's ranges.
+  template <class Body>
+  void for_ranges(int rank, Body&& body) const {
+    auto const [first, second] = shards_.positions(rank);
+    body(first, layout::range{0, first.size()});
+    body(second, layout::range{first.size(), first.size() + second.size()});
+  }
+
+  template <class E>
+  void pack_heads(array<E> const& a, int rank, heads_view<E> piece) {
+    for_runs(a.kind, rank, [&](index_t of_all, index_t of_rank, index_t count) {
+      ops::copy_rows(ex_, piece.slice(2, of_rank, of_rank + count), a.from.slice(2, of_all, of_all + count),
+                     where_);
+    });
+  }
+  template <class E>
+  void unpack_tokens(array<E> const& a, int rank, heads_view<E> piece) {
+    for_ranges(rank, [&](layout::range positions, layout::range rows) {
+      ops::copy_rows(ex_, a.to.slice(1, positions.begin, positions.end), piece.slice(1, rows.begin, rows.end),
+                     where_);
+    });
+  }
+  template <class E>
+  void pack_tokens(array<E> const& a, int rank, heads_view<E> piece) {
+    for_ranges(rank, [&](layout::range positions, layout::range rows) {
+      ops::copy_rows(ex_, piece.slice(1, rows.begin, rows.end),
+                     a.from.slice(1, positions.begin, positions.end), where_);
+    });
+  }
+  template <class E>
+  void unpack_heads(array<E> const& a, int rank, heads_view<E> piece) {
+    for_runs(a.kind, rank, [&](index_t of_all, index_t of_rank, index_t count) {
+      auto const part = piece.slice(2, of_rank, of_rank + count);
+      if (sums(a))
+        ops::add_rows(ex_, a.sum.slice(2, of_all, of_all + count), part, where_);
+      else
+        ops::copy_rows(ex_, a.to.slice(2, of_all, of_all + count), part, where_);
+    });
+  }
+  template <class E>
+  void begin_sum(array<E> const& a) {
+    if (sums(a)) ops::fill(ex_, a.sum.template reshape<1>({a.sum.size()}), 0.0f, where_);
+  }
+  template <class E>
+  void end_sum(array<E> const& a) {
+    if (sums(a)) ops::copy_rows(ex_, a.to, a.sum, where_);
+  }
+
+  Ex& ex_;
+  Comm& comm_;
+  arena<M>& memory_;
+  head_groups groups_;
+  layout::sequence_shards shards_;
+  index_t batch_;
+  site where_;
+  std::byte *by_tokens_ = nullptr, *by_heads_ = nullptr; ///< Messages of this rank's tokens, of its heads.
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+namespace detail {
+
+/// What both ways have on the side of the heads, for plans: elements of one array of query heads and of one
+/// of key heads, and queries.
+struct exchange_extent {
+  index_t query_items, key_items, queries;
+
+  constexpr exchange_extent(context_sizes const& sizes, int ranks, index_t tokens) {
+    head_groups const groups{sizes.heads, sizes.key_heads, ranks};
+    queries = sizes.batch * tokens * groups.queries();
+    query_items = queries * sizes.head_width;
+    key_items = sizes.batch * tokens * groups.keys() * sizes.head_width;
+  }
+};
+
+/// The messages of one exchange, on both sides: so many arrays of query heads and of key heads.
+template <storage_scalar T>
+constexpr index_t exchange_message_bytes(context_sizes const& sizes, layout::sequence_shards const& shards,
+                                         int queries, int keys) {
+  exchange_extent const most(sizes, shards.ranks, shards.longest());
+  return 2 *
+         arena<>::bytes_for<std::byte>(shards.ranks * (queries * exchange_piece(most.query_items, sizeof(T)) +
+                                                       keys * exchange_piece(most.key_items, sizeof(T)) +
+                                                       exchange_piece(most.queries, sizeof(float))));
+}
+
+template <storage_scalar T, memory_space M>
+void require_exchange(char const* call, context_options const& options, int rank, int ranks,
+                      view<T const, 4, M> q, view<T const, 4, M> k, view<T const, 4, M> v,
+                      view<T const, 4, M> out, view<float const, 3, M> log_sum_exp, site where) {
+  require_context<T, M>(call, options, rank, ranks, q, k, v, out, log_sum_exp, where);
+  if (q.extent(2) % ranks != 0)
+    throw config_error("E-parallel-063", where, call, ": ", q.extent(2), " heads do not divide among ", ranks,
+                       " context ranks; take a number of ranks that divides them, or the ring "
+                       "(context_form::ring), which takes any");
+}
+
+} // namespace detail
+
+/// Bytes that `exchange_attention` takes from its arena on any rank: an upper bound, the same on all of them.
+/// One rank alone takes nothing.
+template <storage_scalar T>
+constexpr index_t exchange_attention_scratch_bytes(context_sizes const& sizes,
+                                                   layout::sequence_shards const& shards) {
+  if (shards.ranks == 1 || sizes.heads == 0) return 0;
+  detail::exchange_extent const whole(sizes, shards.ranks, shards.length);
+  return 2 * arena<>::bytes_for<T>(whole.query_items) + 2 * arena<>::bytes_for<T>(whole.key_items) +
+         arena<>::bytes_for<float>(whole.queries) + detail::exchange_message_bytes<T>(sizes, shards, 1, 2);
+}
+
+/// The same of `exchange_attention_backward`.
+template <storage_scalar T>
+constexpr index_t exchange_attention_backward_scratch_bytes(context_sizes const& sizes,
+                                                            layout::sequence_shards const& shards) {
+  if (shards.ranks == 1 || sizes.heads == 0) return 0;
+  detail::exchange_extent const whole(sizes, shards.ranks, shards.length);
+  auto const keys = sizes.batch * shards.longest() * sizes.key_heads * sizes.head_width;
+  return 4 * arena<>::bytes_for<T>(whole.query_items) + 4 * arena<>::bytes_for<T>(whole.key_items) +
+         arena<>::bytes_for<float>(whole.queries) + 2 * arena<>::bytes_for<float>(keys) +
+         detail::exchange_message_bytes<T>(sizes, shards, 3, 2);
+}
+
+/// out[B, t, H, D] and log_sum_exp[B, H, t] for the t positions that this rank holds,
+/// options.shards(comm.size()).positions(comm.rank()), from its q[B, t, H, D], k and v[B, t, K, D]; query
+/// head h reads key head h / (H / K). Views may be strided with a last stride of 1; log_sum_exp is
+/// contiguous. Called by every rank, with the same options and sizes. Throws config_error (E-parallel-060,
+/// -063), size_error (E-parallel-061, -062, E-ops-001 to -003), out_of_memory where the arena is smaller than
+/// planned, and what the communicator throws.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T>
+  requires std::same_as<typename Comm::bulk_memory, typename Ex::memory>
+void exchange_attention(Ex& ex, Comm& comm, view<T, 4, typename Ex::memory> out,
+                        view<float, 3, typename Ex::memory> log_sum_exp, input<T, 4, typename Ex::memory> q,
+                        input<T, 4, typename Ex::memory> k, input<T, 4, typename Ex::memory> v,
+                        context_options const& options, arena<typename Ex::memory>& memory,
+                        site where = site::here()) {
+  using M = typename Ex::memory;
+  using detail::head_kind;
+  auto const ranks = comm.size();
+  detail::require_exchange<T, M>("exchange_attention", options, comm.rank(), ranks, q, k, v, out, log_sum_exp,
+                                 where);
+  ops::attention_options const all{.scale = options.scale, .causal = options.causal, .first_query = 0};
+  if (ranks == 1) return ops::attention(ex, out, log_sum_exp, q, k, v, all, where);
+  if (q.extent(2) == 0) return;
+
+  auto const batch = q.extent(0), tokens = options.sequence_length, width = q.extent(3);
+  detail::head_groups const groups{q.extent(2), k.extent(2), ranks};
+  extents<4> const query_sizes{batch, tokens, groups.queries(), width};
+  extents<4> const key_sizes{batch, tokens, groups.keys(), width};
+  arena_scope<M> const scope(memory);
+  detail::head_exchange<Ex, Comm> exchange(ex, comm, memory, groups, options.shards(ranks), batch, where);
+  auto const my_q = memory.template take<T, 4>(query_sizes, where);
+  auto const my_out = memory.template take<T, 4>(query_sizes, where);
+  auto const my_k = memory.template take<T, 4>(key_sizes, where);
+  auto const my_v = memory.template take<T, 4>(key_sizes, where);
+  auto const my_sums = memory.template take<float, 3>({batch, groups.queries(), tokens}, where);
+
+  using array = detail::exchanged_array<T, M>;
+  using sums = detail::exchanged_array<float, M>;
+  exchange.to_heads(array{my_q, q}, array{my_k, k, head_kind::keys}, array{my_v, v, head_kind::keys});
+  ops::attention(ex, my_out, my_sums, my_q, my_k, my_v, all, where);
+  exchange.to_tokens(array{out, my_out}, sums{detail::by_tokens(log_sum_exp), detail::by_tokens(my_sums)});
+}
+
+/// The gradients dq[B, t, H, D], dk and dv[B, t, K, D] of `exchange_attention`, overwritten, given d_out and
+/// what the forward read and wrote, with the same options.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T>
+  requires std::same_as<typename Comm::bulk_memory, typename Ex::memory>
+void exchange_attention_backward(Ex& ex, Comm& comm, view<T, 4, typename Ex::memory> dq,
+                                 view<T, 4, typename Ex::memory> dk, view<T, 4, typename Ex::memory> dv,
+                                 input<T, 4, typename Ex::memory> d_out, input<T, 4, typename Ex::memory> q,
+                                 input<T, 4, typename Ex::memory> k, input<T, 4, typename Ex::memory> v,
+                                 input<T, 4, typename Ex::memory> out,
+                                 input<float, 3, typename Ex::memory> log_sum_exp,
+                                 context_options const& options, arena<typename Ex::memory>& memory,
+                                 site where = site::here()) {
+  using M = typename Ex::memory;
+  using detail::head_kind;
+  auto const ranks = comm.size();
+  auto const* const call = "exchange_attention_backward";
+  detail::require_exchange<T, M>(call, options, comm.rank(), ranks, q, k, v, out, log_sum_exp, where);
+  detail::require_gradients<T, M>(call, dq, dk, dv, d_out, q, k, where);
+  ops::attention_options const all{.scale = options.scale, .causal = options.causal, .first_query = 0};
+  if (ranks == 1)
+    return ops::attention_backward(ex, dq, dk, dv, d_out, q, k, v, out, log_sum_exp, all, where);
+  if (q.extent(2) == 0) return;
+
+  auto const batch = q.extent(0), tokens = options.sequence_length, width = q.extent(3);
+  detail::head_groups const groups{q.extent(2), k.extent(2), ranks};
+  extents<4> const query_sizes{batch, tokens, groups.queries(), width};
+  extents<4> const key_sizes{batch, tokens, groups.keys(), width};
+  arena_scope<M> const scope(memory);
+  detail::head_exchange<Ex, Comm> exchange(ex, comm, memory, groups, options.shards(ranks), batch, where);
+  auto const of_queries = [&] { return memory.template take<T, 4>(query_sizes, where); };
+  auto const of_keys = [&] { return memory.template take<T, 4>(key_sizes, where); };
+  auto const my_q = of_queries(), my_out = of_queries(), my_d_out = of_queries(), my_dq = of_queries();
+  auto const my_k = of_keys(), my_v = of_keys(), my_dk = of_keys(), my_dv = of_keys();
+  auto const my_sums = memory.template take<float, 3>({batch, groups.queries(), tokens}, where);
+  view<float, 4, M> dk_sum, dv_sum;
+  if (!groups.keys_are_divided()) {
+    dk_sum = memory.template take<float, 4>(k.extents(), where);
+    dv_sum = memory.template take<float, 4>(k.extents(), where);
+  }
+
+  using array = detail::exchanged_array<T, M>;
+  using sums = detail::exchanged_array<float, M>;
+  exchange.to_heads(array{my_q, q}, array{my_k, k, head_kind::keys}, array{my_v, v, head_kind::keys},
+                    array{my_out, out}, array{my_d_out, d_out},
+                    sums{detail::by_tokens(my_sums), detail::by_tokens(log_sum_exp)});
+  ops::attention_backward(ex, my_dq, my_dk, my_dv, my_d_out, my_q, my_k, my_v, my_out, my_sums, all, where);
+  exchange.to_tokens(array{dq, my_dq}, array{dk, my_dk, head_kind::keys, dk_sum},
+                     array{dv, my_dv, head_kind::keys, dv_sum});
+}
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+/// Bytes that a forward takes from its arena on any rank: an upper bound, the same on all of them. One rank
+/// alone takes nothing.
+template <storage_scalar T>
+constexpr index_t context_attention_scratch_bytes(context_form form, context_sizes const& sizes,
+                                                  layout::sequence_shards const& shards) {
+  return form == context_form::ring ? ring_attention_scratch_bytes<T>(sizes, shards)
+                                    : exchange_attention_scratch_bytes<T>(sizes, shards);
+}
+template <storage_scalar T>
+constexpr index_t context_attention_backward_scratch_bytes(context_form form, context_sizes const& sizes,
+                                                           layout::sequence_shards const& shards) {
+  return form == context_form::ring ? ring_attention_backward_scratch_bytes<T>(sizes, shards)
+                                    : exchange_attention_backward_scratch_bytes<T>(sizes, shards);
+}
+
+/// out[B, t, H, D] and log_sum_exp[B, H, t] for the t positions that this rank holds,
+/// options.shards(comm.size()).positions(comm.rank()), from its q[B, t, H, D], k and v[B, t, K, D]. Views may
+/// be strided (slices of one packed tensor) with a last stride of 1; log_sum_exp is contiguous. Called by
+/// every rank of `comm`; what it takes from `memory` it gives back.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T>
+void context_attention(Ex& ex, Comm& comm, context_form form, view<T, 4, typename Ex::memory> out,
+                       view<float, 3, typename Ex::memory> log_sum_exp, input<T, 4, typename Ex::memory> q,
+                       input<T, 4, typename Ex::memory> k, input<T, 4, typename Ex::memory> v,
+                       context_options const& options, arena<typename Ex::memory>& memory,
+                       site where = site::here()) {
+  if (form == context_form::ring)
+    ring_attention(ex, comm, out, log_sum_exp, q, k, v, options, memory, where);
+  else
+    exchange_attention(ex, comm, out, log_sum_exp, q, k, v, options, memory, where);
+}
+
+/// The gradients dq[B, t, H, D], dk and dv[B, t, K, D] of `context_attention`, overwritten, given
+/// d_out[B, t, H, D] and what the forward read and wrote, with the same form and options.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T>
+void context_attention_backward(Ex& ex, Comm& comm, context_form form, view<T, 4, typename Ex::memory> dq,
+                                view<T, 4, typename Ex::memory> dk, view<T, 4, typename Ex::memory> dv,
+                                input<T, 4, typename Ex::memory> d_out, input<T, 4, typename Ex::memory> q,
+                                input<T, 4, typename Ex::memory> k, input<T, 4, typename Ex::memory> v,
+                                input<T, 4, typename Ex::memory> out,
+                                input<float, 3, typename Ex::memory> log_sum_exp,
+                                context_options const& options, arena<typename Ex::memory>& memory,
+                                site where = site::here()) {
+  if (form == context_form::ring)
+    ring_attention_backward(ex, comm, dq, dk, dv, d_out, q, k, v, out, log_sum_exp, options, memory, where);
+  else
+    exchange_attention_backward(ex, comm, dq, dk, dv, d_out, q, k, v, out, log_sum_exp, options, memory,
+                                where);
+}
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+/// Data parallel training over buffers that the caller keeps (parallel/zero.hpp owns them, and has more
+/// stages): every rank works on its own samples, gradients are summed over the ranks while
 /// backward is still running, and every rank ends the step with the same weights, bit by bit.
 ///
 ///     parallel::data_parallel<comm::mpi, exec::host, bf16, float> replicas(
@@ -14892,6 +20097,555 @@ inline std::vector<bucket> buckets_of(std::span<layout::range const> units, inde
 
 #include <algorithm>
 
+/// Requests under way at once, at most so many, waited for in the order in which they were made.
+#ifndef TESSERA_PARALLEL_DETAIL_REQUEST_QUEUE_HPP
+#define TESSERA_PARALLEL_DETAIL_REQUEST_QUEUE_HPP
+
+#include <vector>
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// `Cargo`: what is to be remembered of each.
+template <class Request, class Cargo>
+class request_queue {
+public:
+  explicit request_queue(int most) : ring_(static_cast<std::size_t>(most)) {}
+
+  bool empty() const noexcept { return count_ == 0; }
+  bool full() const noexcept { return count_ == ring_.size(); }
+
+  /// Where it is not full.
+  void push(Request&& request, Cargo const& cargo) {
+    auto& last = ring_[(oldest_ + count_) % ring_.size()];
+    last.request = static_cast<Request&&>(request);
+    last.cargo = cargo;
+    ++count_;
+  }
+  /// Where it is not empty.
+  Cargo wait_for_oldest() {
+    auto& first = ring_[oldest_];
+    oldest_ = (oldest_ + 1) % ring_.size();
+    --count_;
+    first.request.wait();
+    return first.cargo;
+  }
+  void wait_for_all() {
+    while (!empty()) (void)wait_for_oldest();
+  }
+  /// Lets what is under way advance, and waits for nothing.
+  void drive() {
+    for (std::size_t i = 0; i < count_; ++i) (void)ring_[(oldest_ + i) % ring_.size()].request.test();
+  }
+
+private:
+  struct entry {
+    Request request;
+    Cargo cargo;
+  };
+  std::vector<entry> ring_;
+  std::size_t oldest_ = 0, count_ = 0;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+/// What all ranks must agree on before a step is taken: the loss, the count, and the squares of the gradient.
+#ifndef TESSERA_PARALLEL_DETAIL_STEP_SUMS_HPP
+#define TESSERA_PARALLEL_DETAIL_STEP_SUMS_HPP
+
+#include <algorithm>
+
+/// Which parts of its units' blocks a rank keeps, adds up, updates and counts: arithmetic, the same before
+/// anything is allocated and afterwards.
+#ifndef TESSERA_PARALLEL_DETAIL_ZERO_PARTS_HPP
+#define TESSERA_PARALLEL_DETAIL_ZERO_PARTS_HPP
+
+#include <span>
+
+/// Blocks that units take in turn: gathered weights, and gradients on their way to their shards. Blocks of
+/// one size serve all units of that size; each is made when it is first needed, and stays.
+#ifndef TESSERA_PARALLEL_DETAIL_BLOCK_POOL_HPP
+#define TESSERA_PARALLEL_DETAIL_BLOCK_POOL_HPP
+
+#include <vector>
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// At most so many blocks of one size.
+struct shelf {
+  index_t size = 0;
+  std::size_t most = 0;
+};
+
+/// For blocks of the given sizes, of which at most `together` are in use at once.
+inline std::vector<shelf> shelves_of(std::vector<index_t> const& sizes, std::size_t together) {
+  std::vector<shelf> shelves;
+  for (auto size : sizes) {
+    auto known = shelves.begin();
+    while (known != shelves.end() && known->size != size) ++known;
+    if (known == shelves.end()) known = shelves.insert(known, {size, 0});
+    if (known->most < together) ++known->most;
+  }
+  return shelves;
+}
+
+/// What a pool of them takes at most.
+inline index_t elements_of(std::vector<shelf> const& shelves) {
+  index_t sum = 0;
+  for (auto const& s : shelves) sum += s.size * static_cast<index_t>(s.most);
+  return sum;
+}
+
+template <class X, memory_space Memory>
+class block_pool {
+public:
+  class block {
+  public:
+    memory_span<X, Memory> span() noexcept { return memory_.span(); }
+
+  private:
+    friend block_pool;
+    tensor<X, 1, Memory> memory_;
+    bool taken_ = false;
+  };
+
+  block_pool(std::vector<shelf> const& shelves, memory_account account) : account_(account) {
+    shelves_.reserve(shelves.size());
+    for (auto const& s : shelves) {
+      shelves_.push_back({s, {}});
+      shelves_.back().blocks.reserve(s.most); // their addresses stay
+    }
+  }
+
+  /// A block of whatever content; null where all of that size are taken.
+  block* take(index_t size, site where) {
+    for (auto& shelf : shelves_) {
+      if (shelf.is.size != size) continue;
+      for (auto& one : shelf.blocks)
+        if (!one.taken_) return mark(one);
+      if (shelf.blocks.size() == shelf.is.most) return nullptr;
+      auto& fresh = shelf.blocks.emplace_back();
+      fresh.memory_ = tensor<X, 1, Memory>({size}, account_, where);
+      return mark(fresh);
+    }
+    return nullptr;
+  }
+  void give_back(block& one) noexcept { one.taken_ = false; }
+
+private:
+  struct filled_shelf {
+    shelf is;
+    std::vector<block> blocks;
+  };
+  static block* mark(block& one) noexcept {
+    one.taken_ = true;
+    return &one;
+  }
+
+  std::vector<filled_shelf> shelves_;
+  memory_account account_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+/// What ZeRO keeps on one rank, worked out before anything is allocated: the same figures
+/// that the memory meter shows afterwards, and, beside them, what the ZeRO formula says (Rajbhandari et al.,
+/// "ZeRO: memory optimizations toward training trillion parameter models", 2020).
+///
+///     auto plan = parallel::plan_memory(units, {.ranks = 4, .zero = 1, .weight_bytes = 2, .gradient_bytes =
+///     4,
+///                                               .state_bytes = 12});
+///     plan.optimizer_state;      // bytes on rank 0
+#ifndef TESSERA_PARALLEL_MEMORY_PLAN_HPP
+#define TESSERA_PARALLEL_MEMORY_PLAN_HPP
+
+#include <span>
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+/// Bytes by kind.
+struct memory_plan {
+  index_t parameters = 0;
+  index_t gradients = 0;
+  index_t optimizer_state = 0;
+  index_t communication = 0; ///< An upper bound; the others are exact.
+
+  constexpr index_t total() const noexcept {
+    return parameters + gradients + optimizer_state + communication;
+  }
+  constexpr index_t of(memory_kind kind) const noexcept {
+    switch (kind) {
+    case memory_kind::parameters:
+      return parameters;
+    case memory_kind::gradients:
+      return gradients;
+    case memory_kind::optimizer_state:
+      return optimizer_state;
+    case memory_kind::communication:
+      return communication;
+    default:
+      return 0;
+    }
+  }
+};
+
+struct memory_plan_options {
+  int rank = 0;
+  int ranks = 1;
+  int zero = 0;
+  index_t weight_bytes = 4;   ///< sizeof of the weights' storage type.
+  index_t gradient_bytes = 4; ///< sizeof of the gradients' storage type.
+  index_t state_bytes = 8;    ///< Optimizer state of an element: Optimizer::state_bytes(options).
+};
+
+/// The part of a unit's block of which a rank keeps something that stage `shared_from` and those after it
+/// share: all of it before that stage, what it owns from there on.
+constexpr layout::range kept_part(index_t block_size, layout::ownership who, int zero, int shared_from) {
+  return zero < shared_from ? layout::range{0, block_size} : who.of(block_size);
+}
+/// Optimizer state is shared from stage 1 on, gradients from stage 2 on, weights at stage 3.
+constexpr layout::range kept_state(index_t block_size, layout::ownership who, int zero) {
+  return kept_part(block_size, who, zero, 1);
+}
+constexpr layout::range kept_gradients(index_t block_size, layout::ownership who, int zero) {
+  return kept_part(block_size, who, zero, 2);
+}
+constexpr layout::range kept_weights(index_t block_size, layout::ownership who, int zero) {
+  return kept_part(block_size, who, zero, 3);
+}
+
+/// Exact for the elements of `units`, gaps of alignment included, all of them trained. Communication depends
+/// on the communicator and is left at 0 here: zero::plan adds it.
+inline memory_plan plan_memory(std::span<layout::range const> units, memory_plan_options const& o) {
+  memory_plan plan;
+  layout::ownership const who{o.rank, o.ranks};
+  for (auto const& unit : units) {
+    plan.parameters += kept_weights(unit.size(), who, o.zero).size() * o.weight_bytes;
+    plan.gradients += kept_gradients(unit.size(), who, o.zero).size() * o.gradient_bytes;
+    plan.optimizer_state += kept_state(unit.size(), who, o.zero).size() * o.state_bytes;
+  }
+  return plan;
+}
+
+/// The formulas for n parameters: with 16-bit weights and gradients and AdamW 16 n bytes on one rank, and on
+/// N ranks (4 + 12 / N) n at stage 1, (2 + 14 / N) n at stage 2, 16 n / N at stage 3.
+constexpr double zero_formula_bytes(index_t n, memory_plan_options const& o) noexcept {
+  auto const a_rank = [&](index_t bytes, int shared_from) {
+    return static_cast<double>(bytes) / (o.zero < shared_from ? 1 : o.ranks);
+  };
+  return static_cast<double>(n) *
+         (a_rank(o.weight_bytes, 3) + a_rank(o.gradient_bytes, 2) + a_rank(o.state_bytes, 1));
+}
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// The reproducible norm adds up this many pieces of each block: enough for as many ranks, and few beside the
+/// block.
+inline constexpr int reproducible_pieces = 64;
+
+inline layout::ownership ownership_of(int rank, int ranks, zero_options const& options) {
+  return {rank, ranks, options.reproducible ? reproducible_pieces : 0};
+}
+
+/// One unit, seen by one rank.
+struct unit_part {
+  zero_unit given;
+  index_t size = 0;      ///< Elements of the block.
+  bool trained = false;  ///< Something in it is not frozen.
+  bool pooled = false;   ///< Its gradients are lent in blocks of the pool.
+  layout::range weights; ///< Kept of the weights,
+  layout::range share;   ///< of the sum of the gradients, and of the state; what this rank updates.
+  std::vector<layout::range> updated; ///< Stretches of the share.
+};
+
+/// The stretches of `part` that hold wanted parameters only, gaps between them taken along; all of `part`
+/// where there is no other parameter in it.
+template <std::predicate<layout::parameter const&> Wanted>
+std::vector<layout::range> stretches_of(layout::parameter_map const& map, layout::range part,
+                                        Wanted&& wanted) {
+  std::vector<layout::range> found;
+  bool joined = false, all = true;
+  for (auto const& p : map) {
+    auto const shared = layout::intersection(p.where(), part);
+    if (shared.empty()) continue;
+    if (!wanted(p)) {
+      joined = all = false;
+      continue;
+    }
+    if (joined)
+      found.back().end = shared.end;
+    else
+      found.push_back(shared);
+    joined = true;
+  }
+  if (!all || part.empty()) return found;
+  return {part};
+}
+
+inline bool is_frozen(zero_options const& options, layout::parameter const& p) {
+  return options.frozen && options.frozen(p);
+}
+
+/// Throws config_error (E-parallel-010) for units that are none.
+inline std::vector<unit_part> parts_of(std::span<zero_unit const> units, layout::ownership who,
+                                       zero_options const& options, site where) {
+  std::vector<unit_part> parts;
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    auto const& given = units[u];
+    auto const tied = given.tied;
+    if (given.map == nullptr || (tied != no_unit && (tied >= units.size() || tied == u)))
+      throw config_error("E-parallel-010", where, "zero: unit ", u, " of ", units.size(),
+                         given.map == nullptr ? " has no parameter map; give it that of the unit that runs"
+                                              : " is tied to a unit that does not exist, or to itself; name "
+                                                "another one of the list");
+    auto& part = parts.emplace_back();
+    part.given = given;
+    if (given.number == no_unit) part.given.number = u;
+    part.size = given.map->block_size();
+    for (auto const& p : *given.map) part.trained = part.trained || (p.size > 0 && !is_frozen(options, p));
+    part.pooled = options.stage >= 2 || !part.trained;
+    part.weights = kept_weights(part.size, who, options.stage);
+    part.share = kept_state(part.size, who, options.stage);
+    if (part.trained && given.owned)
+      part.updated =
+          stretches_of(*given.map, part.share, [&](auto const& p) { return !is_frozen(options, p); });
+  }
+  return parts;
+}
+
+/// What of `within` this rank's norm counts.
+inline std::vector<layout::range> counted_in(unit_part const& part, layout::range within, int tensor_rank,
+                                             zero_options const& options) {
+  if (!part.trained || !part.given.owned) return {};
+  return stretches_of(*part.given.map, within, [&](auto const& p) {
+    return !is_frozen(options, p) && layout::counts(p, tensor_rank);
+  });
+}
+
+/// The gradients that stay until the update: blocks, or shards of them.
+inline layout::range kept_gradients_of(unit_part const& part, int stage) {
+  if (!part.trained) return {0, 0};
+  return stage >= 2 ? part.share : layout::range{0, part.size};
+}
+
+/// Whether micro-batches' gradients are added up by a tree, each in a block of its own.
+inline bool is_stacked(unit_part const& part, zero_options const& options) {
+  return options.reproducible && part.trained;
+}
+
+/// Sums of the tree over n micro-batches that are there at once: one for each bit of n.
+constexpr std::size_t stack_depth(index_t micro_batches) noexcept {
+  std::size_t depth = 0;
+  for (; micro_batches > 0; micro_batches /= 2) ++depth;
+  return depth;
+}
+
+/// The pool of gradients. Of those that go to a shard micro-batch by micro-batch, some are on their way, some
+/// are being written, one is a tied one, and one was kept from a forward to its backward.
+inline std::vector<shelf> gradient_shelves(std::vector<unit_part> const& parts, zero_options const& options) {
+  auto const depth = stack_depth(options.micro_batches);
+  std::vector<index_t> sizes;
+  for (auto const& part : parts)
+    if (is_stacked(part, options))
+      sizes.insert(sizes.end(), part.pooled ? depth : depth - 1, part.size);
+    else if (part.pooled)
+      sizes.push_back(part.size);
+  auto const together = static_cast<std::size_t>(options.in_flight + options.open_units + 2);
+  return shelves_of(sizes, options.reproducible ? sizes.size() : together);
+}
+
+/// The pool of gathered weights of stage 3: of the unit that runs, the one after it, and a tied one.
+inline std::vector<shelf> weight_shelves(std::vector<unit_part> const& parts, zero_options const& options) {
+  if (options.stage < 3) return {};
+  std::vector<index_t> sizes;
+  bool tied = false;
+  for (auto const& part : parts) {
+    sizes.push_back(part.size);
+    tied = tied || part.given.tied != no_unit;
+  }
+  return shelves_of(sizes, static_cast<std::size_t>(1 + options.prefetch + (tied ? 1 : 0)));
+}
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+/// The Euclidean norm of all gradients of a model, and clipping by it. Who counts which element is asked of
+/// layout::ownership, so that each element counts once, whether the ranks hold replicas or shards.
+///
+///     auto norm = parallel::global_norm(comm, ex, gradients, units);   // every rank: the same bits
+///     auto factor = parallel::clip_factor(norm, 1.0);                  // what gradients are multiplied by
+///
+/// A gradient that is infinite or NaN on any rank makes the norm so on all of them: whatever they decide by
+/// it, they decide together.
+#ifndef TESSERA_PARALLEL_GLOBAL_NORM_HPP
+#define TESSERA_PARALLEL_GLOBAL_NORM_HPP
+
+#include <cmath>
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+/// The sum of squares, in double, of the elements that `who` counts. `units` are the blocks of the flat
+/// buffer `gradients`; what this rank owns of it must have been reduced over the ranks.
+template <exec::space Ex, span_in<typename Ex::memory> Gradients>
+double counted_squares(Ex& ex, Gradients gradients, std::span<layout::range const> units,
+                       layout::ownership who) {
+  using stretch = view<typename Gradients::element_type, 1, typename Ex::memory>;
+  double sum = 0;
+  for (auto const& unit : units) {
+    auto const mine = who.of(unit.size());
+    sum += ops::sum_of_squares(ex, stretch(gradients.data() + unit.begin + mine.begin, {mine.size()}));
+  }
+  return sum;
+}
+
+/// The norm over all ranks. Called by every rank. Cost: one pass over 1 / ranks of the gradients, one message
+/// of 8 bytes.
+template <comm::communicator Comm, exec::space Ex, span_in<typename Ex::memory> Gradients>
+double global_norm(Comm& comm, Ex& ex, Gradients gradients, std::span<layout::range const> units) {
+  auto const mine = counted_squares(ex, gradients, units, {comm.rank(), comm.size()});
+  return std::sqrt(comm.all_reduce(mine, comm::reduce_options{}));
+}
+
+/// The factor that shortens a gradient of length `norm` to `limit`; 1 where it is shorter. A limit of 0 means
+/// no clipping.
+constexpr double clip_factor(double norm, double limit) noexcept {
+  return limit > 0 && norm > limit ? limit / norm : 1;
+}
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// tree(0, n) = tree(0, h) + tree(h, n - h), with h the largest power of two below n: as
+/// comm::summation::binary_tree.
+inline nn::loss_sum tree_sum(std::span<nn::loss_sum const> losses) {
+  if (losses.empty()) return {};
+  if (losses.size() == 1) return losses[0];
+  std::size_t half = 1;
+  while (half < losses.size() - half) half *= 2;
+  auto sum = tree_sum(losses.first(half));
+  return sum += tree_sum(losses.subspan(half));
+}
+
+struct step_totals {
+  nn::loss_sum loss;
+  double squares = 0;
+};
+
+/// The same on every rank, bit by bit, like the totals.
+struct step_decision {
+  update_result result;
+  double gradient_scale = 0; ///< What the optimizer multiplies gradients by.
+};
+
+/// The gradients are divided here, once, by the count of all ranks.
+inline step_decision decide(step_totals const& totals, update_options const& how) {
+  step_decision made{.result = {.loss = totals.loss}};
+  auto const divisor = totals.loss.count * how.loss_scale;
+  auto& norm = made.result.gradient_norm;
+  if (totals.loss.count > 0) norm = std::sqrt(totals.squares) / divisor;
+  made.result.applied = totals.loss.count > 0 && std::isfinite(totals.loss.sum) && std::isfinite(norm);
+  if (made.result.applied) made.gradient_scale = clip_factor(norm, how.clip_norm) / divisor;
+  return made;
+}
+
+/// Without the reproducible mode: one message of 24 bytes. With it: one of 8 bytes for each piece of each
+/// unit among the gradient ranks, where each piece comes from one rank; then one of 8 bytes for each unit of
+/// the model, where each comes from one stage; both are added up in one order.
+template <comm::communicator Comm, exec::space Ex, storage_scalar G>
+class step_sums {
+public:
+  step_sums(zero_ranks<Comm> const& ranks, layout::ownership who, std::vector<unit_part> const& parts,
+            zero_options const& options, site where)
+      : ranks_(ranks), parts_(parts), reproducible_(options.reproducible),
+        first_replica_(ranks.replicas == nullptr || ranks.replicas->rank() == 0) {
+    auto const tensor_rank = ranks.tensor == nullptr ? 0 : ranks.tensor->rank();
+    for (std::size_t u = 0; first_replica_ && u < parts.size(); ++u) {
+      auto const add = [&](layout::range within, std::size_t piece) {
+        for (auto const& r : counted_in(parts[u], within, tensor_rank, options))
+          stretches_.push_back({u, piece, {r.begin - parts[u].share.begin, r.end - parts[u].share.begin}});
+      };
+      if (!reproducible_) {
+        add(who.of(parts[u].size), 0);
+        continue;
+      }
+      auto const mine = who.pieces_of(who.rank);
+      for (auto i = mine.begin; i < mine.end; ++i)
+        add(who.piece(parts[u].size, i), static_cast<std::size_t>(i));
+    }
+    if (!reproducible_) return;
+    index_t units = 0;
+    for (auto const& part : parts) units = (std::max)(units, static_cast<index_t>(part.given.number) + 1);
+    units = ranks.world.all_reduce(units, {.operation = comm::reduction::max}, where);
+    pieces_.resize(2 + parts.size() * reproducible_pieces);
+    units_.resize(2 + static_cast<std::size_t>(units));
+  }
+
+  /// `share(u)` is this rank's share of unit u's gradients.
+  template <class Share>
+  step_totals add_up(Ex& ex, std::span<nn::loss_sum const> losses, Share&& share, site where) {
+    auto const squares = [&](stretch const& s) {
+      return ops::sum_of_squares(
+          ex, view<G const, 1, typename Ex::memory>(share(s.unit).data() + s.part.begin, {s.part.size()}),
+          where);
+    };
+    if (!reproducible_) {
+      double sums[3] = {};
+      for (auto const& loss : losses) {
+        sums[0] += loss.sum;
+        sums[1] += loss.count;
+      }
+      for (auto const& s : stretches_) sums[2] += squares(s);
+      ranks_.world.all_reduce(std::span<double>(sums), comm::reduce_options{}, where);
+      return {{sums[0], sums[1]}, sums[2]};
+    }
+    auto const loss = tree_sum(losses);
+    std::fill(pieces_.begin(), pieces_.end(), 0.0);
+    pieces_[0] = loss.sum;
+    pieces_[1] = loss.count;
+    for (auto const& s : stretches_) pieces_[2 + s.unit * reproducible_pieces + s.piece] += squares(s);
+    comm::reduce_options const tree{.order = comm::summation::binary_tree};
+    ranks_.gradients.all_reduce(std::span<double>(pieces_), tree, where);
+    if (ranks_.replicas != nullptr) ranks_.replicas->all_reduce(std::span<double>(pieces_), tree, where);
+
+    std::fill(units_.begin(), units_.end(), 0.0);
+    if (ranks_.gradients.rank() == 0 && first_replica_) {
+      units_[0] = pieces_[0];
+      units_[1] = pieces_[1];
+      for (std::size_t u = 0; u < parts_.size(); ++u)
+        for (std::size_t i = 0; i < reproducible_pieces; ++i)
+          units_[2 + parts_[u].given.number] += pieces_[2 + u * reproducible_pieces + i];
+    }
+    ranks_.world.all_reduce(std::span<double>(units_), tree, where);
+    step_totals totals{{units_[0], units_[1]}, 0};
+    for (auto i = units_.size(); i-- > 2;) totals.squares += units_[i];
+    return totals;
+  }
+
+private:
+  struct stretch {
+    std::size_t unit, piece;
+    layout::range part; ///< Of this rank's share.
+  };
+
+  zero_ranks<Comm> ranks_;
+  std::vector<unit_part> const& parts_;
+  bool reproducible_, first_replica_;
+  std::vector<stretch> stretches_;
+  std::vector<double> pieces_; ///< Loss, count, then the squares of each piece of each unit.
+  std::vector<double> units_;  ///< Loss, count, then the squares of each unit of the model.
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
 /// What the strategies of this room act on: the weights of all units in one buffer, their gradients in
 /// another of the same shape, and where each unit stands. Borrowed: the buffers belong to whoever runs the
 /// model.
@@ -14952,52 +20706,6 @@ flat_model<T, G, typename Ex::memory> flat_model_of(nn::parameter_store<Ex, T, G
 } // namespace tessera::inline TESSERA_ABI::parallel
 
 #endif
-/// The Euclidean norm of all gradients of a model, and clipping by it. Who counts which element is asked of
-/// layout::ownership, so that each element counts once, whether the ranks hold replicas or shards.
-///
-///     auto norm = parallel::global_norm(comm, ex, gradients, units);   // every rank: the same bits
-///     auto factor = parallel::clip_factor(norm, 1.0);                  // what gradients are multiplied by
-///
-/// A gradient that is infinite or NaN on any rank makes the norm so on all of them: whatever they decide by
-/// it, they decide together.
-#ifndef TESSERA_PARALLEL_GLOBAL_NORM_HPP
-#define TESSERA_PARALLEL_GLOBAL_NORM_HPP
-
-#include <cmath>
-
-namespace tessera::inline TESSERA_ABI::parallel {
-
-/// The sum of squares, in double, of the elements that `who` counts. `units` are the blocks of the flat
-/// buffer `gradients`; what this rank owns of it must have been reduced over the ranks.
-template <exec::space Ex, span_in<typename Ex::memory> Gradients>
-double counted_squares(Ex& ex, Gradients gradients, std::span<layout::range const> units,
-                       layout::ownership who) {
-  using stretch = view<typename Gradients::element_type, 1, typename Ex::memory>;
-  double sum = 0;
-  for (auto const& unit : units) {
-    auto const mine = who.of(unit.size());
-    sum += ops::sum_of_squares(ex, stretch(gradients.data() + unit.begin + mine.begin, {mine.size()}));
-  }
-  return sum;
-}
-
-/// The norm over all ranks. Called by every rank. Cost: one pass over 1 / ranks of the gradients, one message
-/// of 8 bytes.
-template <comm::communicator Comm, exec::space Ex, span_in<typename Ex::memory> Gradients>
-double global_norm(Comm& comm, Ex& ex, Gradients gradients, std::span<layout::range const> units) {
-  auto const mine = counted_squares(ex, gradients, units, {comm.rank(), comm.size()});
-  return std::sqrt(comm.all_reduce(mine, comm::reduce_options{}));
-}
-
-/// The factor that shortens a gradient of length `norm` to `limit`; 1 where it is shorter. A limit of 0 means
-/// no clipping.
-constexpr double clip_factor(double norm, double limit) noexcept {
-  return limit > 0 && norm > limit ? limit / norm : 1;
-}
-
-} // namespace tessera::inline TESSERA_ABI::parallel
-
-#endif
 /// The loss of all ranks: sums and counts travel, the one division comes last.
 ///
 ///     auto total = parallel::sum_over_ranks(comm, local);      // every rank: the same bits
@@ -15023,84 +20731,6 @@ constexpr double mean_of(nn::loss_sum total) noexcept {
 } // namespace tessera::inline TESSERA_ABI::parallel
 
 #endif
-/// What data parallel training keeps on one rank, worked out before anything is allocated: the same figures
-/// that the memory meter shows afterwards, and, beside them, what the ZeRO formula says (Rajbhandari et al.,
-/// "ZeRO: memory optimizations toward training trillion parameter models", 2020).
-///
-///     auto plan = parallel::plan_memory(units, {.ranks = 4, .zero = 1, .weight_bytes = 2, .gradient_bytes =
-///     4,
-///                                               .state_bytes = 12});
-///     plan.optimizer_state;      // bytes on rank 0
-#ifndef TESSERA_PARALLEL_MEMORY_PLAN_HPP
-#define TESSERA_PARALLEL_MEMORY_PLAN_HPP
-
-#include <span>
-
-namespace tessera::inline TESSERA_ABI::parallel {
-
-/// Bytes by kind.
-struct memory_plan {
-  index_t parameters = 0;
-  index_t gradients = 0;
-  index_t optimizer_state = 0;
-  index_t communication = 0; ///< An upper bound; the others are exact.
-
-  constexpr index_t total() const noexcept {
-    return parameters + gradients + optimizer_state + communication;
-  }
-  constexpr index_t of(memory_kind kind) const noexcept {
-    switch (kind) {
-    case memory_kind::parameters:
-      return parameters;
-    case memory_kind::gradients:
-      return gradients;
-    case memory_kind::optimizer_state:
-      return optimizer_state;
-    case memory_kind::communication:
-      return communication;
-    default:
-      return 0;
-    }
-  }
-};
-
-struct memory_plan_options {
-  int rank = 0;
-  int ranks = 1;
-  int zero = 0;
-  index_t weight_bytes = 4;   ///< sizeof of the weights' storage type.
-  index_t gradient_bytes = 4; ///< sizeof of the gradients' storage type.
-  index_t state_bytes = 8;    ///< Optimizer state of an element: Optimizer::state_bytes(options).
-};
-
-/// The part of a unit's block whose optimizer state a rank keeps: all of it at stage 0, what it owns from
-/// stage 1 on.
-constexpr layout::range kept_state(index_t block_size, layout::ownership who, int zero) {
-  return zero == 0 ? layout::range{0, block_size} : who.of(block_size);
-}
-
-/// Exact for the elements of `units`, gaps of alignment included. Communication depends on the communicator
-/// and is left at 0 here: data_parallel::plan adds it.
-inline memory_plan plan_memory(std::span<layout::range const> units, memory_plan_options const& o) {
-  memory_plan plan;
-  for (auto const& unit : units) {
-    plan.parameters += unit.size() * o.weight_bytes;
-    plan.gradients += unit.size() * o.gradient_bytes;
-    plan.optimizer_state += kept_state(unit.size(), {o.rank, o.ranks}, o.zero).size() * o.state_bytes;
-  }
-  return plan;
-}
-
-/// The formula: weights + gradients + state / ranks, for each of n parameters: with bf16 weights and AdamW
-/// (2 + g + 12 / N) n bytes at stage 1.
-constexpr double zero_formula_bytes(index_t n, memory_plan_options const& o) noexcept {
-  auto const state = static_cast<double>(o.state_bytes) / (o.zero == 0 ? 1 : o.ranks);
-  return static_cast<double>(n) * (static_cast<double>(o.weight_bytes + o.gradient_bytes) + state);
-}
-
-} // namespace tessera::inline TESSERA_ABI::parallel
-
-#endif
 
 namespace tessera::inline TESSERA_ABI::parallel {
 
@@ -15112,28 +20742,6 @@ struct data_parallel_options {
   comm::summation order = comm::summation::rank_order;
   memory_meter* meter = nullptr; ///< Counts the optimizer state.
 };
-
-struct update_options {
-  index_t step = 1;         ///< Number of this update, from 1.
-  double learning_rate = 0; ///< Of this update.
-  double clip_norm = 0;     ///< The longest gradient of the mean loss; 0: no clipping.
-  double loss_scale = 1;    ///< What the gradients were multiplied by (pass::gradient_scale).
-};
-
-/// The same on every rank, bit by bit.
-struct update_result {
-  nn::loss_sum loss;        ///< Over all micro-batches of all ranks.
-  double gradient_norm = 0; ///< Of the gradient of the mean loss, before clipping.
-  /// False where loss or gradients are infinite or NaN, or nothing was predicted: then neither weights nor
-  /// state have changed on any rank.
-  bool applied = false;
-};
-
-/// The communicator's messages stand in the memory that the space works in: comm::nccl goes with exec::cuda,
-/// the others with exec::host.
-template <class Comm, class Ex>
-concept communicates_for = comm::communicator<Comm> && exec::space<Ex> &&
-    std::same_as<typename Comm::bulk_memory, typename Ex::memory>;
 
 template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G,
           class Optimizer = optim::adamw<Ex, T>>
@@ -15148,7 +20756,7 @@ public:
   data_parallel(Comm& comm, Ex& ex, flat_model<T, G, memory> model, optimizer_options const& settings,
                 data_parallel_options options = {}, site where = site::here())
       : comm_(comm), model_(static_cast<flat_model<T, G, memory>&&>(model)),
-        options_(options), who_{comm.rank(), comm.size()} {
+        options_(options), who_{comm.rank(), comm.size()}, under_way_((std::max)(1, options.in_flight)) {
     model_.validate(where);
     if (options.zero < 0 || options.zero > 1 || options.bucket_bytes < 1 || options.in_flight < 1)
       throw config_error("E-parallel-002", where, "data_parallel: zero is ", options.zero,
@@ -15162,7 +20770,6 @@ public:
                                memory_account{options.meter, memory_kind::optimizer_state});
     ready_.resize(model_.units.size());
     counts_.resize(static_cast<std::size_t>(comm.size()));
-    under_way_.reserve(model_.units.size());
     start_from_weights(ex);
   }
   data_parallel(data_parallel const&) = delete;
@@ -15230,7 +20837,7 @@ public:
       reduce(buckets_[next_bucket_]);
       ++next_bucket_;
     }
-    for (auto i = oldest_; i < under_way_.size(); ++i) (void)under_way_[i].test();
+    under_way_.drive();
   }
 
   /// Called instead by a rank without a micro-batch in this step: its gradients are zeros.
@@ -15249,35 +20856,29 @@ public:
       throw config_error("E-parallel-004", where, "update: the gradients of unit ",
                          buckets_[next_bucket_].end_unit - 1, " or one before it were not ready; call ",
                          "gradients_ready for all ", units(), " units, or nothing_to_add");
-    wait_for_all();
+    under_way_.wait_for_all();
     next_bucket_ = 0;
     std::fill(ready_.begin(), ready_.end(), false);
 
     double sums[] = {loss.sum, loss.count,
                      counted_squares(ex, memory_span<G const, memory>(model_.gradients), model_.units, who_)};
     comm_.all_reduce(std::span<double>(sums), comm::reduce_options{});
-    update_result result{.loss = {sums[0], sums[1]}};
-    auto const divisor = sums[1] * how.loss_scale;
-    if (sums[1] > 0) result.gradient_norm = std::sqrt(sums[2]) / divisor;
-    result.applied = sums[1] > 0 && std::isfinite(sums[0]) && std::isfinite(result.gradient_norm);
-    if (!result.applied) return result;
-
-    optim::step_values const values{.step = how.step,
-                                    .learning_rate = how.learning_rate,
-                                    .gradient_scale =
-                                        clip_factor(result.gradient_norm, how.clip_norm) / divisor};
+    auto const decided = detail::decide({{sums[0], sums[1]}, sums[2]}, how);
+    if (!decided.result.applied) return decided.result;
+    optim::step_values const values{
+        .step = how.step, .learning_rate = how.learning_rate, .gradient_scale = decided.gradient_scale};
     for (std::size_t u = 0; u < units(); ++u) {
       auto const part = owned_elements(u);
       optimizers_[u].step(ex, model_.weights_of(part),
                           memory_span<G const, memory>(model_.gradients_of(part)), values);
       if (options_.zero == 1) gather(u);
     }
-    wait_for_all();
-    return result;
+    under_way_.wait_for_all();
+    return decided.result;
   }
 
 private:
-  using request = typename Comm::request;
+  struct nothing {};
 
   static index_t least_elements(data_parallel_options const& options) {
     return (std::max)(index_t{1}, options.bucket_bytes / static_cast<index_t>(sizeof(G)));
@@ -15299,22 +20900,25 @@ private:
     comm::reduce_options const how{.order = options_.order};
     if (options_.zero == 0) {
       make_room();
-      under_way_.push_back(comm_.start_all_reduce(model_.gradients_of(b.elements), how));
+      under_way_.push(comm_.start_all_reduce(model_.gradients_of(b.elements), how), {});
       return;
     }
     for (auto u = b.end_unit; u-- > b.first_unit;) {
       make_room();
-      under_way_.push_back(comm_.start_reduce_scatter_v(
-          model_.gradients_of(owned_elements(u)),
-          memory_span<G const, memory>(model_.gradients_of(model_.units[u])), counts_of(u), how));
+      under_way_.push(
+          comm_.start_reduce_scatter_v(model_.gradients_of(owned_elements(u)),
+                                       memory_span<G const, memory>(model_.gradients_of(model_.units[u])),
+                                       counts_of(u), how),
+          {});
     }
   }
 
   void gather(std::size_t u) {
     make_room();
-    under_way_.push_back(comm_.start_all_gather_v(
-        model_.weights_of(model_.units[u]),
-        memory_span<T const, memory>(model_.weights_of(owned_elements(u))), counts_of(u)));
+    under_way_.push(comm_.start_all_gather_v(
+                        model_.weights_of(model_.units[u]),
+                        memory_span<T const, memory>(model_.weights_of(owned_elements(u))), counts_of(u)),
+                    {});
   }
 
   std::span<index_t const> counts_of(std::size_t u) {
@@ -15324,14 +20928,7 @@ private:
   }
 
   void make_room() {
-    while (under_way_.size() - oldest_ >= static_cast<std::size_t>(options_.in_flight))
-      under_way_[oldest_++].wait();
-  }
-
-  void wait_for_all() {
-    while (oldest_ < under_way_.size()) under_way_[oldest_++].wait();
-    under_way_.clear();
-    oldest_ = 0;
+    if (under_way_.full()) (void)under_way_.wait_for_oldest();
   }
 
   Comm& comm_;
@@ -15341,11 +20938,2899 @@ private:
   std::vector<bucket> buckets_;
   std::vector<Optimizer> optimizers_;
   std::vector<bool> ready_;
-  std::size_t next_bucket_ = 0;    ///< The next one to be reduced in this step.
-  std::vector<request> under_way_; ///< Of this step's messages, in order; those before oldest_ have ended.
-  std::size_t oldest_ = 0;
+  std::size_t next_bucket_ = 0; ///< The next one to be reduced in this step.
+  detail::request_queue<typename Comm::request, nothing> under_way_;
   std::vector<index_t> counts_;
 };
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+/// A whole model laid over ranks as a training_layout says: this rank's part of its units, their state
+/// (parallel/zero.hpp), and the pipeline that runs them (parallel/pipeline.hpp).
+///
+///     parallel::distributed_model<comm::mpi, Ex, bf16, float> model(world, ex, config, layout,
+///                                                                   {.batch = 32, .optimizer = {...}});
+///     model.initialise(ex, seed);
+///     auto result = model.step(ex, batch_of, {.step = 1, .learning_rate = 1e-3}, {.seed = seed});
+///     auto loss = model.evaluate(ex, 100, batch_of);                     // the same on every rank
+///
+/// `batch_of(samples)` gives the tokens and targets of a range of samples: of a step, positions within its
+/// batch; of an evaluation, within its samples. Every rank asks for its own, in ascending order, and holds of
+/// each sample the positions that group().positions(sequence_length) names; of an empty range it needs views
+/// of 0 samples. All calls are made by all ranks.
+#ifndef TESSERA_PARALLEL_DISTRIBUTED_MODEL_HPP
+#define TESSERA_PARALLEL_DISTRIBUTED_MODEL_HPP
+
+/// The ranks of a mesh that share a model's matrices (tensor), its rows between them (sequence parallelism)
+/// and each sequence (context), as the layers see them: an nn::rank_group.
+///
+///     partition::mesh<comm::mpi> mesh(world, {.data = 2, .tensor = 4});
+///     parallel::model_group group(mesh, {.sequence_parallel = true});
+///     auto units = nn::make_transformer<Ex, bf16, float>(config, group, {0, nn::unit_count(config)});
+///
+/// Said in placements along the tensor axis, entering a product whose matrix is cut by rows is `invariant ->
+/// replicate` (nothing; backward: all_reduce) or, with sequence parallelism, `shard<0> -> replicate`
+/// (all_gather; backward: reduce_scatter). Leaving one whose matrix is cut by columns is `partial ->
+/// invariant` (all_reduce; backward: nothing) or `partial -> shard<0>` (reduce_scatter; backward:
+/// all_gather).
+///
+/// Cost: a block sends two all_reduce of [tokens, width] forward and two backward. With sequence parallelism
+/// an all_gather and a reduce_scatter stand in place of each, which together send as much, and the backward
+/// gathers the two inputs of products once more instead of keeping them. Sums are taken in rank order.
+#ifndef TESSERA_PARALLEL_MODEL_GROUP_HPP
+#define TESSERA_PARALLEL_MODEL_GROUP_HPP
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+/// The same on all ranks.
+struct model_group_options {
+  bool sequence_parallel = false; ///< Ignored by a tensor axis of one rank, which has all rows.
+  context_form form = context_form::ring;
+  layout::sequence_assignment assignment = layout::sequence_assignment::zigzag;
+};
+
+/// Borrows the mesh, which outlives it and all its copies.
+template <comm::communicator Comm>
+class model_group {
+public:
+  explicit model_group(partition::mesh<Comm>& mesh, model_group_options options = {},
+                       site where = site::here())
+      : mesh_(&mesh), tensor_(&mesh.along(layout::axis::tensor, where)),
+        context_(&mesh.along(layout::axis::context, where)), options_(options) {}
+
+  bool alone() const noexcept { return tensor_->size() == 1 && context_->size() == 1; }
+  int tensor_ranks() const noexcept { return tensor_->size(); }
+  int tensor_rank() const noexcept { return tensor_->rank(); }
+  bool sequence_parallel() const noexcept { return options_.sequence_parallel && tensor_ranks() > 1; }
+
+  index_t local_sequence(index_t whole) const { return shards(whole).local_length(context_->rank()); }
+  ops::token_positions positions(index_t whole) const {
+    auto const here = shards(whole).positions(context_->rank());
+    return {.first = here.first.begin, .split = here.first.size(), .second = here.second.begin};
+  }
+  layout::range rows(index_t tokens) const {
+    return sequence_parallel() ? layout::shard_of(tokens, tensor_ranks(), tensor_rank())
+                               : layout::range{0, tokens};
+  }
+
+  template <exec::space Ex, storage_scalar T>
+  view<T, 2, typename Ex::memory> gather(Ex& ex, view<T, 2, typename Ex::memory> room,
+                                         view<T, 2, typename Ex::memory> local) const {
+    if (!sequence_parallel()) return local;
+    auto const whole = room.extents();
+    partition::redistribute(ex, *mesh_, placed<partition::replicate>(whole, room),
+                            placed<partition::shard<0>>(whole, local));
+    return room;
+  }
+  template <exec::space Ex, storage_scalar T>
+  void reduce(Ex& ex, view<T, 2, typename Ex::memory> local, view<T, 2, typename Ex::memory> full) const {
+    if (tensor_ranks() == 1) return;
+    auto const whole = full.extents();
+    auto const sums = placed<partition::partial<>>(whole, full);
+    if (sequence_parallel())
+      partition::redistribute(ex, *mesh_, placed<partition::shard<0>>(whole, local), sums);
+    else
+      partition::redistribute(ex, *mesh_, placed<partition::invariant>(whole, local), sums);
+  }
+
+  template <exec::space Ex, storage_scalar T>
+  void attention(Ex& ex, view<T, 4, typename Ex::memory> out, view<float, 3, typename Ex::memory> log_sum_exp,
+                 input<T, 4, typename Ex::memory> q, input<T, 4, typename Ex::memory> k,
+                 input<T, 4, typename Ex::memory> v, index_t whole,
+                 arena<typename Ex::memory>& memory) const {
+    if (context_->size() == 1)
+      ops::attention(ex, out, log_sum_exp, q, k, v);
+    else
+      context_attention(ex, *context_, options_.form, out, log_sum_exp, q, k, v, context_of(whole), memory);
+  }
+  template <exec::space Ex, storage_scalar T>
+  void attention_backward(Ex& ex, view<T, 4, typename Ex::memory> dq, view<T, 4, typename Ex::memory> dk,
+                          view<T, 4, typename Ex::memory> dv, input<T, 4, typename Ex::memory> d_out,
+                          input<T, 4, typename Ex::memory> q, input<T, 4, typename Ex::memory> k,
+                          input<T, 4, typename Ex::memory> v, input<T, 4, typename Ex::memory> out,
+                          input<float, 3, typename Ex::memory> log_sum_exp, index_t whole,
+                          arena<typename Ex::memory>& memory) const {
+    if (context_->size() == 1)
+      ops::attention_backward(ex, dq, dk, dv, d_out, q, k, v, out, log_sum_exp);
+    else
+      context_attention_backward(ex, *context_, options_.form, dq, dk, dv, d_out, q, k, v, out, log_sum_exp,
+                                 context_of(whole), memory);
+  }
+  template <storage_scalar T, memory_space M>
+  index_t attention_scratch_bytes(nn::attention_sizes const& sizes) const {
+    if (context_->size() == 1) return 0;
+    return context_attention_scratch_bytes<T>(options_.form, sizes_of(sizes), shards(sizes.sequence_length));
+  }
+  template <storage_scalar T, memory_space M>
+  index_t attention_backward_scratch_bytes(nn::attention_sizes const& sizes) const {
+    if (context_->size() == 1) return 0;
+    return context_attention_backward_scratch_bytes<T>(options_.form, sizes_of(sizes),
+                                                       shards(sizes.sequence_length));
+  }
+
+  /// The ranks' statistics are gathered, and merged in the order of the ranks.
+  template <memory_space M>
+  auto statistics_merge(arena<M>& memory) const {
+    return [tensor = tensor_, &memory]<exec::space Ex>(Ex& ex, view<float, 2, M> statistics) {
+      if (tensor->size() == 1) return;
+      arena_scope const scope(memory);
+      auto const all =
+          memory.template take<float, 3>({tensor->size(), statistics.extent(0), statistics.extent(1)});
+      tensor->all_gather(all.span(), statistics.span());
+      ops::merge_softmax_statistics(ex, statistics, all);
+    };
+  }
+  template <memory_space M>
+  index_t statistics_merge_bytes(index_t rows) const {
+    constexpr auto width = ops::softmax_statistics_row::width;
+    return tensor_ranks() == 1 ? 0 : arena<M>::template bytes_for<float>(tensor_ranks() * rows * width);
+  }
+
+private:
+  template <partition::placement_type P, storage_scalar T, memory_space M>
+  auto placed(extents<2> const& whole, view<T, 2, M> local) const {
+    return partition::partitioned<partition::placed<layout::axis::tensor, P>>(mesh_->place(), whole, local);
+  }
+
+  layout::sequence_shards shards(index_t whole) const noexcept {
+    return context_of(whole).shards(context_->size());
+  }
+  context_options context_of(index_t whole) const noexcept {
+    return {.sequence_length = whole, .assignment = options_.assignment};
+  }
+  static context_sizes sizes_of(nn::attention_sizes const& sizes) noexcept {
+    return {sizes.batch, sizes.heads, sizes.key_heads, sizes.head_width};
+  }
+
+  partition::mesh<Comm>* mesh_;
+  Comm* tensor_;
+  Comm* context_;
+  model_group_options options_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+/// Runs a pipeline schedule: each rank of `stages` is a stage, holds some units, and does the actions of its
+/// list (layout/schedule.hpp) for the micro-batches of a step.
+///
+///     auto plan = layout::make_schedule(kind, {.stages = stages.size(), .micro_batches = 8});
+///     parallel::pipeline<comm::mpi, Ex, bf16, float> pipe(stages, units, {{0, 3}}, plan,
+///                                                         {.width = 64, .largest = {4, 128}});
+///     pipe.run(ex, lender, [&](index_t i) { return pipeline_micro_batch<Ex>{tokens(i), targets(i)}; },
+///     pass); auto loss = pipe.loss(ex);                       // not zero on the last stage alone
+///
+/// Activations and gradients travel on a communicator each, in the order of the list; a receive is started as
+/// soon as the messages before it have been, while the stage still computes. Whatever is lent to a message is
+/// left alone until that has ended: an activation is sent from where the forward left it and stays there for
+/// the backward anyhow; gradients go round a few buffers.
+///
+/// A micro-batch may be empty; its messages then are, too. Cost of a step: for each micro-batch and each
+/// border between parts a message of rows * width T there and one back.
+#ifndef TESSERA_PARALLEL_PIPELINE_HPP
+#define TESSERA_PARALLEL_PIPELINE_HPP
+
+#include <array>
+#include <chrono>
+#include <exception>
+
+/// The messages of a pipeline stage in one direction, and the buffers that they are received into.
+#ifndef TESSERA_PARALLEL_DETAIL_PIPELINE_MESSAGES_HPP
+#define TESSERA_PARALLEL_DETAIL_PIPELINE_MESSAGES_HPP
+
+#include <vector>
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// How much of everything a stage's list needs at once.
+struct pipeline_needs {
+  int slots = 0;     ///< Micro-batches between their forward and the end of their backward.
+  int inputs = 0;    ///< Received activations, which the backward may need, and one received ahead.
+  int gradients = 0; ///< At work or waiting for it, one received ahead, and one being sent.
+  bool halves = false;
+
+  static pipeline_needs of(layout::schedule const& plan, int stage) {
+    using enum layout::action_kind;
+    pipeline_needs most, now;
+    bool sends_gradients = false, receives_gradients = false;
+    for (auto a : plan.actions[static_cast<std::size_t>(stage)]) {
+      auto const first = a.kind == backward || a.kind == backward_input;
+      if (a.kind == forward) ++now.slots;
+      if (a.kind == receive_activation) ++now.inputs;
+      // Made by a receive or by the last part; handed on without a message on a single stage.
+      if (a.kind == receive_gradient || (first && plan.part_of(stage, a.chunk) + 1 == plan.parts()))
+        ++now.gradients;
+      receives_gradients = receives_gradients || a.kind == receive_gradient;
+      sends_gradients = sends_gradients || a.kind == send_gradient;
+      most.halves = most.halves || a.kind == backward_input;
+      most.slots = now.slots > most.slots ? now.slots : most.slots;
+      most.inputs = now.inputs > most.inputs ? now.inputs : most.inputs;
+      most.gradients = now.gradients > most.gradients ? now.gradients : most.gradients;
+      if (a.kind == send_gradient || (first && plan.part_of(stage, a.chunk) == 0)) --now.gradients;
+      if (a.kind != backward && a.kind != backward_weights) continue;
+      --now.slots;
+      if (plan.has_before(stage, a.chunk)) --now.inputs;
+    }
+    if (most.inputs > 0) ++most.inputs;
+    most.gradients += (receives_gradients ? 1 : 0) + (sends_gradients ? 1 : 0);
+    return most;
+  }
+};
+
+/// One direction: activations or gradients. Messages are started in the order of the stage's list, each
+/// receive as early as that allows, and one ahead at most.
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
+class message_lane {
+public:
+  using memory = typename Ex::memory;
+  using request = typename Comm::request;
+  using message = memory_span<T, memory>;
+
+  /// Called by all stages. Splits a communicator off, so that the two directions do not wait for each other.
+  message_lane(Comm& stages, int buffers, index_t elements, memory_account account, site where)
+      : comm_(stages.split(0, stages.rank(), where)), buffers_(static_cast<std::size_t>(buffers)) {
+    for (auto& b : buffers_) b.storage = tensor<T, 1, memory>({elements}, account, where);
+    kept_.reserve(buffers_.size());
+  }
+
+  Comm& communicator() noexcept { return comm_; }
+
+  /// At the beginning of a step of `list`, of which every message of these two kinds is this lane's.
+  void begin(std::vector<layout::action> const& list, layout::action_kind send,
+             layout::action_kind receive) noexcept {
+    list_ = &list;
+    send_ = send;
+    receive_ = receive;
+    next_ = 0;
+  }
+  /// At its end: waits for what was sent.
+  void finish() {
+    for (auto& b : buffers_) b.sending.wait();
+  }
+  /// After a failure.
+  void drop() noexcept {
+    coming_ = {};
+    coming_buffer_ = -1;
+    fresh_ = nullptr;
+    for (auto& b : buffers_) b.sending = {}, b.held = false;
+    kept_.clear();
+  }
+
+  /// Starts the next receive of the list if nothing of the list comes before it. `from` and `elements` are
+  /// functions of the action.
+  template <std::invocable<layout::action> From, std::invocable<layout::action> Elements>
+  void receive_ahead(From&& from, Elements&& elements) {
+    for (; next_ < list_->size() && coming_buffer_ < 0; ++next_) {
+      auto const a = (*list_)[next_];
+      if (a.kind == send_) return;
+      if (a.kind != receive_) continue;
+      auto const buffer = free_buffer(false);
+      if (buffer < 0) return;
+      start_receive(buffer, from(a), elements(a));
+    }
+  }
+  /// Receives message `a`, and keeps it.
+  void receive(layout::action a, std::size_t place, int from, index_t elements) {
+    if (coming_buffer_ < 0) {
+      start_receive(free_buffer(true), from, elements);
+      next_ = place + 1;
+    }
+    coming_.wait();
+    keep(a, coming_buffer_);
+    coming_buffer_ = -1;
+  }
+
+  /// Receives outside of any list.
+  int receive_now(int from, index_t elements) {
+    auto const buffer = take_buffer();
+    auto coming = comm_.start_receive(first_of(buffer, elements), from, 0);
+    coming.wait();
+    return buffer;
+  }
+
+  /// Sends from memory that is left alone until the request has ended. The receive that comes next in the
+  /// list is started with it: where messages go out together (comm::nccl), neither then waits for the other's
+  /// end.
+  template <std::invocable<layout::action> From, std::invocable<layout::action> Elements>
+  void send(request& sending, memory_span<T const, memory> data, std::size_t place, From&& peer,
+            Elements&& elements) {
+    next_ = place + 1;
+    sending = comm_.start_send(data, peer((*list_)[place]), 0);
+    fresh_ = &sending;
+    receive_ahead(peer, elements);
+    fresh_ = nullptr;
+    (void)sending.test(); // it is on its way, whatever this stage does next
+  }
+  /// Sends from a buffer, which is free again when it has gone.
+  template <std::invocable<layout::action> From, std::invocable<layout::action> Elements>
+  void send_buffer(int buffer, std::size_t place, From&& peer, Elements&& elements) {
+    auto& b = at(buffer);
+    b.held = false;
+    send(b.sending, first_of(buffer, elements((*list_)[place])), place, peer, elements);
+  }
+  /// Sends outside of any list.
+  request send_now(memory_span<T const, memory> data, int to) {
+    auto sending = comm_.start_send(data, to, 0);
+    (void)sending.test();
+    return sending;
+  }
+
+  /// A buffer that nobody holds; waits for one that is still being sent.
+  int take_buffer() { return hold(free_buffer(true)); }
+  void give_back(int buffer) noexcept {
+    if (buffer >= 0) at(buffer).held = false;
+  }
+  message first_of(int buffer, index_t elements) {
+    return at(buffer).storage.span().first(static_cast<std::size_t>(elements));
+  }
+  T* data_of(int buffer) { return at(buffer).storage.data(); }
+
+  /// Buffers that wait for the work of micro-batch and chunk `a`.
+  void keep(layout::action a, int buffer) { kept_.push_back({a.micro_batch, a.chunk, buffer}); }
+  int take_kept(layout::action a) {
+    for (auto& k : kept_)
+      if (k.micro_batch == a.micro_batch && k.chunk == a.chunk) {
+        auto const buffer = k.buffer;
+        k = kept_.back();
+        kept_.pop_back();
+        return buffer;
+      }
+    throw config_error("E-parallel-084", site::here(), "pipeline: nothing is there for the ", text_of(a));
+  }
+
+private:
+  struct buffer_state {
+    tensor<T, 1, memory> storage;
+    bool held = false;
+    request sending;
+  };
+  struct kept_buffer {
+    int micro_batch, chunk, buffer;
+  };
+
+  buffer_state& at(int buffer) { return buffers_[static_cast<std::size_t>(buffer)]; }
+  int hold(int buffer) {
+    at(buffer).held = true;
+    return buffer;
+  }
+
+  int free_buffer(bool wait) {
+    for (int i = 0; i < narrow<int>(buffers_.size()); ++i)
+      if (!at(i).held && &at(i).sending != fresh_ && at(i).sending.test()) return i;
+    for (int i = 0; wait && i < narrow<int>(buffers_.size()); ++i)
+      if (!at(i).held) {
+        at(i).sending.wait();
+        return i;
+      }
+    if (!wait) return -1;
+    throw config_error("E-parallel-084", site::here(), "pipeline: all ", buffers_.size(),
+                       " buffers of a direction are held, more than the plan said");
+  }
+  void start_receive(int buffer, int from, index_t elements) {
+    coming_buffer_ = hold(buffer);
+    coming_ = comm_.start_receive(first_of(buffer, elements), from, 0);
+    (void)coming_.test(); // where messages go out together, this one does not wait for the next
+  }
+
+  Comm comm_;
+  std::vector<buffer_state> buffers_;
+  std::vector<kept_buffer> kept_;
+  std::vector<layout::action> const* list_ = nullptr;
+  layout::action_kind send_ = layout::action_kind::send_activation;
+  layout::action_kind receive_ = layout::action_kind::receive_activation;
+  std::size_t next_ = 0;           ///< The first message of the list that may not have been started yet.
+  request const* fresh_ = nullptr; ///< Started, and not to go out before the next receive has been, too.
+  request coming_;
+  int coming_buffer_ = -1; ///< Where it comes to; -1 while there is none.
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+/// Runs a stage's part of a model for several micro-batches that are in flight at once: each has a slot with
+/// activation memory of its own; scratch is shared, since only one of them runs at a time. Weights and
+/// gradients come from a block_lender, unit by unit.
+///
+///     unit_runner<Ex, T, G> runner(units, {{0, 3}, {3, 6}}, {.width = 64, .largest = {4, 128}, .slots = 2});
+///     runner.start(slot, {.part = 0, .micro_batch = i}, stream, pass);
+///     runner.forward(ex, lender, slot, input);                      // of part 0: units 0, 1, 2
+///     auto out = runner.output(slot);
+///     runner.backward(ex, lender, slot, gradient, nn::backward_part::both);
+///     runner.finish(slot);
+///
+/// The head's forward makes its gradient, so it runs when the backward of its micro-batch begins. Each
+/// micro-batch then makes its gradients in one go, under every schedule, and nothing of the head is kept.
+///
+/// Memory: slots times what the units of the largest part keep, once the scratch of the unit that takes most.
+#ifndef TESSERA_PARALLEL_UNIT_RUNNER_HPP
+#define TESSERA_PARALLEL_UNIT_RUNNER_HPP
+
+#include <algorithm>
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+struct unit_runner_options {
+  index_t width = 0;            ///< Of the residual stream.
+  nn::batch_shape largest = {}; ///< Micro-batches to come are bounded by the memory that this one needs.
+  int slots = 1;                ///< Micro-batches in flight.
+  bool halves = false;          ///< Whether backwards come in halves, between which more is kept.
+  bool ends_model = false;      ///< Whether the last unit is the model's head.
+  memory_meter* meter = nullptr;
+};
+
+/// What a slot is for.
+struct unit_runner_job {
+  std::size_t part = 0;
+  index_t micro_batch = 0; ///< In the step.
+};
+
+/// Bytes of activation memory.
+struct unit_runner_plan {
+  index_t slot = 0;    ///< Of one slot.
+  index_t scratch = 0; ///< Shared by all.
+
+  constexpr index_t bytes(int slots) const noexcept { return slots * slot + scratch; }
+};
+
+template <exec::space Ex, storage_scalar T, storage_scalar G, nn::rank_group<Ex> Group = nn::one_rank>
+class unit_runner {
+public:
+  using memory = typename Ex::memory;
+  using matrix = view<T, 2, memory>;
+  using units_type = nn::unit_list<Ex, T, G>;
+
+  /// Borrows `units`, all of this rank, which it prepares for `slots` micro-batches; `parts` are ranges of
+  /// them, in order. Throws config_error (E-parallel-080) where the parts are not a partition of the units.
+  unit_runner(units_type& units, std::vector<layout::range> parts, unit_runner_options const& options,
+              Group const& group = {}, site where = site::here())
+      : units_(units), parts_(static_cast<std::vector<layout::range>&&>(parts)), options_(options),
+        group_(group) {
+    index_t end = 0;
+    for (auto const& part : parts_) {
+      if (part.begin != end || part.empty()) end = -1;
+      if (end >= 0) end = part.end;
+    }
+    if (end != std::ssize(units_) || parts_.empty() || options.slots < 1)
+      throw config_error("E-parallel-080", where, "unit_runner: ", parts_.size(), " parts and ",
+                         options.slots, " slots for ", units_.size(),
+                         " units; the parts are ranges of the units in order, none empty, and cover them; "
+                         "with 1 slot or more");
+    for (auto& u : units_) u->reserve(options.slots);
+    auto const needed = plan(options.largest);
+    scratch_ = buffer<memory>(needed.scratch, account(), where);
+    slots_.resize(static_cast<std::size_t>(options.slots));
+    for (auto& s : slots_) {
+      s.activations = arena<memory>(needed.slot, scratch_, account(), where);
+      s.starts.resize(units_.size());
+    }
+  }
+  unit_runner(unit_runner const&) = delete;
+  unit_runner& operator=(unit_runner const&) = delete;
+
+  int slots() const noexcept { return options_.slots; }
+  std::size_t parts() const noexcept { return parts_.size(); }
+  layout::range part(std::size_t p) const { return parts_[p]; }
+
+  /// What micro-batches of `shape` need.
+  unit_runner_plan plan(nn::batch_shape shape) const {
+    unit_runner_plan needed;
+    for (auto const& part : parts_) {
+      index_t kept = 0;
+      for (auto u = part.begin; u < part.end; ++u) {
+        auto const& one = *units_[static_cast<std::size_t>(u)];
+        if (is_head(u)) {
+          needed.scratch = (std::max)(needed.scratch, one.kept_bytes(shape) + one.scratch_bytes(shape));
+        } else {
+          kept += one.kept_bytes(shape) + (options_.halves ? one.kept_for_weights_bytes(shape) : 0);
+          needed.scratch = (std::max)(needed.scratch, one.scratch_bytes(shape));
+        }
+      }
+      needed.slot = (std::max)(needed.slot, kept);
+    }
+    // An evaluation sends a micro-batch through all parts in one slot: what flows, and one unit at work.
+    for (auto const& u : units_) {
+      auto const all = arena<memory>::template bytes_for<T>(rows_of(shape) * options_.width) +
+                       u->kept_bytes(shape) + u->scratch_bytes(shape);
+      needed.scratch = (std::max)(needed.scratch, all - needed.slot);
+    }
+    return needed;
+  }
+
+  /// Rows of the residual stream that this rank holds of a micro-batch.
+  index_t rows_of(nn::batch_shape shape) const {
+    return group_.rows(shape.batch * group_.local_sequence(shape.sequence_length)).size();
+  }
+  index_t width() const noexcept { return options_.width; }
+
+  /// Gives a slot to a micro-batch on its way through a part. Throws size_error (E-parallel-081) for one that
+  /// is larger than planned.
+  void start(int slot, unit_runner_job job, nn::stream<Ex, T> const& s, nn::pass const& p,
+             site where = site::here()) {
+    auto& mine = at(slot);
+    if (auto const needed = plan(s.shape());
+        needed.slot > mine.activations.own_bytes() || needed.scratch > scratch_.bytes())
+      throw size_error("E-parallel-081", where, "a micro-batch of ", s.shape().batch, " samples of ",
+                       s.shape().sequence_length, " tokens needs ", needed.slot, " bytes of activations and ",
+                       needed.scratch, " of scratch, planned were ", mine.activations.own_bytes(), " and ",
+                       scratch_.bytes(), "; plan with a larger batch_shape or feed smaller micro-batches");
+    mine.activations.release({});
+    mine.s = s;
+    mine.p = p;
+    mine.p.slot = slot;
+    mine.job = job;
+  }
+
+  /// Runs the units of the slot's part, in training all but the head. `input` stays as it is until the
+  /// backward has ended, and is ignored by an embedding. Without training the output may stand in it.
+  /// `after`: the unit that will be lent next.
+  template <block_lender<Ex, T, G> Lender>
+  void forward(Ex& ex, Lender& lender, int slot, matrix input, std::size_t after = no_unit) {
+    auto& mine = at(slot);
+    mine.s.hidden = input;
+    auto const all = parts_[mine.job.part];
+    auto const end = mine.p.training && is_head(all.end - 1) ? all.end - 1 : all.end;
+    for (auto u = all.begin; u < end; ++u) {
+      auto const number = static_cast<std::size_t>(u);
+      mine.starts[number] = mine.activations.mark();
+      auto const lent = lender.lend(ex, number,
+                                    {.next = u + 1 < end ? number + 1 : after,
+                                     .gradients = false,
+                                     .micro_batch = mine.job.micro_batch});
+      units_[number]->forward(ex, lent, mine.s, mine.activations, mine.p);
+      lender.done(number);
+      if (mine.p.training) check_kept(mine, number);
+    }
+  }
+  /// Sends a micro-batch that is only evaluated on through the next part, from where it is.
+  void go_on(int slot, std::size_t part) { at(slot).job.part = part; }
+  /// What the forward left.
+  matrix output(int slot) { return at(slot).s.hidden; }
+
+  /// Turns `gradient`, that of the part's output, into that of its input, in place; with the head in the part
+  /// it need not hold anything before. `both` and `weights` end the micro-batch's work on each unit. `last`:
+  /// with the step's last micro-batch.
+  template <block_lender<Ex, T, G> Lender>
+  void backward(Ex& ex, Lender& lender, int slot, matrix gradient, nn::backward_part what, bool last,
+                std::size_t after = no_unit) {
+    auto& mine = at(slot);
+    auto const all = parts_[mine.job.part];
+    auto end = all.end;
+    mine.s.gradient = gradient;
+    mine.p.accumulate = lender.accumulates(mine.job.micro_batch);
+    if (is_head(end - 1)) {
+      --end;
+      if (what != nn::backward_part::weights)
+        run_head(ex, lender, mine, last, all.begin < end ? static_cast<std::size_t>(end - 1) : after);
+    }
+    mine.p.part = what;
+    for (auto u = end; u-- > all.begin;) {
+      auto const number = static_cast<std::size_t>(u);
+      auto const lent = lender.lend(
+          ex, number, {.next = u > all.begin ? number - 1 : after, .micro_batch = mine.job.micro_batch});
+      units_[number]->backward(ex, lent, mine.s, mine.activations, mine.p);
+      lender.done(number);
+      if (what == nn::backward_part::both) mine.activations.release(mine.starts[number]);
+      if (what == nn::backward_part::input)
+        check_kept(mine, number);
+      else
+        lender.gradients_ready(ex, number, last);
+    }
+  }
+
+  /// Frees the slot's memory.
+  void finish(int slot) { at(slot).activations.release({}); }
+
+  /// The unit that a training forward of a part is lent first, and the one of a backward; no_unit where that
+  /// runs none.
+  std::size_t first_of_forward(std::size_t part) const {
+    auto const first = parts_[part].begin;
+    return is_head(first) ? no_unit : static_cast<std::size_t>(first);
+  }
+  std::size_t first_of_backward(std::size_t part, nn::backward_part what) const {
+    auto const all = parts_[part];
+    auto const end = what == nn::backward_part::weights && is_head(all.end - 1) ? all.end - 1 : all.end;
+    return end > all.begin ? static_cast<std::size_t>(end - 1) : no_unit;
+  }
+
+private:
+  struct slot_state {
+    arena<memory> activations;
+    std::vector<typename arena<memory>::position> starts; ///< Where each unit's pieces begin.
+    nn::stream<Ex, T> s;
+    nn::pass p;
+    unit_runner_job job;
+  };
+
+  memory_account account() const noexcept { return {options_.meter, memory_kind::activations}; }
+  slot_state& at(int slot) { return slots_[static_cast<std::size_t>(slot)]; }
+  bool is_head(index_t unit) const noexcept { return options_.ends_model && unit + 1 == std::ssize(units_); }
+
+  template <block_lender<Ex, T, G> Lender>
+  void run_head(Ex& ex, Lender& lender, slot_state& mine, bool last, std::size_t after) {
+    arena_scope const scope(mine.activations);
+    auto const number = units_.size() - 1;
+    auto const lent = lender.lend(ex, number, {.next = after, .micro_batch = mine.job.micro_batch});
+    mine.p.part = nn::backward_part::both;
+    units_[number]->forward(ex, lent, mine.s, mine.activations, mine.p);
+    units_[number]->backward(ex, lent, mine.s, mine.activations, mine.p);
+    lender.done(number);
+    lender.gradients_ready(ex, number, last);
+  }
+
+  /// What is kept stands in the slot's own memory: in the shared part the next one to run would overwrite it.
+  void check_kept(slot_state const& mine, std::size_t unit) const {
+    if (mine.activations.used() > mine.activations.own_bytes())
+      throw size_error("E-parallel-082", site::here(), "unit ", units_[unit]->name(), " keeps ",
+                       mine.activations.used(), " bytes together with the units before it, more than the ",
+                       mine.activations.own_bytes(), " that their kept_bytes say");
+  }
+
+  units_type& units_;
+  std::vector<layout::range> parts_;
+  unit_runner_options options_;
+  Group group_;
+  buffer<memory> scratch_;
+  std::vector<slot_state> slots_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+/// What every stage is told of a micro-batch. Only the first one reads the tokens, only the last one the
+/// targets; the others need their extents.
+template <exec::space Ex>
+struct pipeline_micro_batch {
+  view<std::int32_t const, 2, typename Ex::memory> tokens = {};  ///< [batch, tokens of a sample on this rank]
+  view<std::int32_t const, 2, typename Ex::memory> targets = {}; ///< The same.
+  index_t whole_length = 0;                                      ///< nn::stream::whole_length
+  index_t first_sample = 0;                                      ///< nn::pass::first_sample
+};
+
+struct pipeline_options {
+  index_t width = 0;            ///< Of the residual stream.
+  nn::batch_shape largest = {}; ///< Micro-batch to plan memory for.
+  bool trace = false; ///< Record when each action begins and ends; waits for the space after each of them.
+  memory_meter* meter = nullptr;
+};
+
+template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G,
+          nn::rank_group<Ex> Group = nn::one_rank>
+  requires communicates_for<Comm, Ex>
+class pipeline {
+public:
+  using memory = typename Ex::memory;
+  using matrix = view<T, 2, memory>;
+  using micro_batch_type = pipeline_micro_batch<Ex>;
+
+  /// Called by all ranks of `stages`, whose rank is the stage, with the same plan. `units` are this stage's,
+  /// borrowed; `chunks` says which of them are each chunk's. Throws config_error where the plan is not one
+  /// (layout::simulate), or not for these stages and chunks (E-parallel-083).
+  pipeline(Comm& stages, nn::unit_list<Ex, T, G>& units, std::vector<layout::range> chunks,
+           layout::schedule plan, pipeline_options const& options, Group const& group = {},
+           site where = site::here())
+      : plan_(checked(stages, chunks.size(), static_cast<layout::schedule&&>(plan), where)),
+        stage_(stages.rank()), options_(options), needs_(detail::pipeline_needs::of(plan_, stage_)),
+        runner_(units, static_cast<std::vector<layout::range>&&>(chunks),
+                {.width = options.width,
+                 .largest = options.largest,
+                 .slots = needs_.slots,
+                 .halves = needs_.halves,
+                 .ends_model = stage_ + 1 == stages.size(),
+                 .meter = options.meter},
+                group, where),
+        activations_(stages, needs_.inputs, room(), {options.meter, memory_kind::activations}, where),
+        gradients_(stages, needs_.gradients, room(), {options.meter, memory_kind::activations}, where),
+        totals_({plan_.shape.micro_batches, 2}, {options.meter, memory_kind::other}, where),
+        losses_(static_cast<std::size_t>(plan_.shape.micro_batches)),
+        slots_(static_cast<std::size_t>(needs_.slots)),
+        batches_(static_cast<std::size_t>(plan_.shape.micro_batches)) {
+    if (options.trace) trace_.reserve(list().size());
+  }
+  pipeline(pipeline const&) = delete;
+  pipeline& operator=(pipeline const&) = delete;
+
+  layout::schedule const& plan() const noexcept { return plan_; }
+  int stage() const noexcept { return stage_; }
+  unit_runner<Ex, T, G, Group> const& runner() const noexcept { return runner_; }
+  /// Those that its messages travel on, for their meters.
+  std::array<Comm*, 2> communicators() noexcept {
+    return {&activations_.communicator(), &gradients_.communicator()};
+  }
+
+  /// Forward and backward of all micro-batches of a step. `micro_batch(i)` is asked once a step for each, in
+  /// ascending order; its views stay valid until run returns. `common` holds seed, step and gradient scale.
+  template <block_lender<Ex, T, G> Lender, std::invocable<index_t> Supplier>
+  void run(Ex& ex, Lender& lender, Supplier&& micro_batch, nn::pass common = {}) {
+    common.training = true;
+    unwinding_guard const guard(*this);
+    begin(ex);
+    trace_.clear();
+    for (std::size_t i = 0; i < list().size(); ++i) {
+      auto const started = now();
+      act(ex, lender, micro_batch, common, i);
+      if (!options_.trace) continue;
+      ex.synchronize();
+      trace_.push_back({list()[i], started, now()});
+    }
+    activations_.finish();
+    gradients_.finish();
+  }
+
+  /// The summed loss of any number of micro-batches, without dropout, smoothing or z-loss; zero on all but
+  /// the last stage. Throws what `loss` throws.
+  template <block_lender<Ex, T, G> Lender, std::invocable<index_t> Supplier>
+  nn::loss_sum evaluate(Ex& ex, Lender& lender, index_t micro_batches, Supplier&& micro_batch) {
+    unwinding_guard const guard(*this);
+    begin(ex);
+    for (index_t i = 0; i < micro_batches; ++i) evaluate_one(ex, lender, micro_batch(i), i);
+    for (int s = 0; s < needs_.slots; ++s) release(s);
+    return loss(ex);
+  }
+
+  /// Of each micro-batch of the last run, in order; zeros on all but the last stage. Waits for the space, and
+  /// throws what it found out only now, such as a token outside the vocabulary.
+  std::span<nn::loss_sum const> losses(Ex& ex) {
+    static_assert(sizeof(nn::loss_sum) == 2 * sizeof(double));
+    copy(ex, std::span<double>(&losses_.data()->sum, 2 * losses_.size()), totals_.span());
+    return losses_; // copy: of exec/copy.hpp, or of the space's own header
+  }
+  /// Their sum.
+  nn::loss_sum loss(Ex& ex) {
+    nn::loss_sum all;
+    for (auto one : losses(ex)) all += one;
+    return all;
+  }
+
+  /// When each action of the last run happened, on all stages: in seconds, of each machine's own clock.
+  /// Called by all stages. Throws config_error (E-parallel-085) without pipeline_options::trace, or before a
+  /// run.
+  layout::schedule_timeline timeline(site where = site::here()) {
+    if (trace_.size() != list().size())
+      throw config_error("E-parallel-085", where, "pipeline: no run was traced; set pipeline_options::trace");
+    std::vector<index_t> counts;
+    index_t all = 0;
+    for (auto const& actions : plan_.actions) {
+      counts.push_back(2 * std::ssize(actions));
+      all += counts.back();
+    }
+    std::vector<double> mine, times(static_cast<std::size_t>(all));
+    for (auto const& a : trace_) mine.insert(mine.end(), {a.begin, a.end});
+    activations_.communicator().all_gather_v(std::span<double>(times), std::span<double const>(mine),
+                                             std::span<index_t const>(counts), where);
+    layout::schedule_timeline run;
+    auto at = times.begin();
+    for (auto const& actions : plan_.actions) {
+      run.stages.emplace_back();
+      for (auto a : actions) {
+        run.stages.back().push_back({a, at[0], at[1]});
+        at += 2;
+      }
+    }
+    return run;
+  }
+
+  /// Activation memory of this stage: slots, scratch, and the buffers of messages.
+  index_t planned_bytes() const {
+    return runner_.plan(options_.largest).bytes(needs_.slots) +
+           (needs_.inputs + needs_.gradients) * room() * static_cast<index_t>(sizeof(T));
+  }
+
+private:
+  struct slot_state {
+    bool busy = false;
+    int micro_batch = 0, chunk = 0;
+    int input = -1;                ///< The buffer that its input was received into.
+    typename Comm::request output; ///< While what its forward left is being sent.
+  };
+
+  /// Messages that can't end any more are given up, not waited for.
+  struct unwinding_guard {
+    explicit unwinding_guard(pipeline& p) noexcept : owner(p), before(std::uncaught_exceptions()) {}
+    ~unwinding_guard() {
+      if (std::uncaught_exceptions() > before) owner.drop();
+    }
+    unwinding_guard(unwinding_guard const&) = delete;
+    unwinding_guard& operator=(unwinding_guard const&) = delete;
+    pipeline& owner;
+    int before;
+  };
+
+  static layout::schedule checked(Comm& stages, std::size_t chunks, layout::schedule&& plan, site where) {
+    if (plan.shape.stages != stages.size() || static_cast<std::size_t>(plan.shape.chunks) != chunks)
+      throw config_error("E-parallel-083", where, "pipeline: the plan is for ", plan.shape.stages,
+                         " stages of ", plan.shape.chunks, " chunks; there are ", stages.size(),
+                         " ranks, and the units of ", chunks, " chunks");
+    (void)layout::simulate(plan, layout::schedule_durations{}, {.in_flight = 1}, where);
+    return static_cast<layout::schedule&&>(plan);
+  }
+
+  std::vector<layout::action> const& list() const noexcept {
+    return plan_.actions[static_cast<std::size_t>(stage_)];
+  }
+  index_t room() const { return runner_.rows_of(options_.largest) * options_.width; }
+  static double now() noexcept {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+  void begin(Ex& ex) {
+    using enum layout::action_kind;
+    zero(ex, totals_.span()); // of exec/copy.hpp, or of the space's own header
+    known_ = 0;
+    activations_.begin(list(), send_activation, receive_activation);
+    gradients_.begin(list(), send_gradient, receive_gradient);
+  }
+  void drop() noexcept {
+    activations_.drop();
+    gradients_.drop();
+    for (auto& slot : slots_) slot.output = {}, slot.busy = false;
+  }
+
+  template <std::invocable<index_t> Supplier>
+  micro_batch_type const& batch(Supplier& supplier, int micro_batch) {
+    for (; known_ <= micro_batch; ++known_)
+      batches_[static_cast<std::size_t>(known_)] = supplier(index_t{known_});
+    return batches_[static_cast<std::size_t>(micro_batch)];
+  }
+  /// Losses are added to those of micro-batch `number`.
+  nn::stream<Ex, T> stream_of(micro_batch_type const& b, index_t number) {
+    return {.tokens = b.tokens,
+            .targets = b.targets,
+            .whole_length = b.whole_length,
+            .totals = {totals_.data() + 2 * number, {2}}};
+  }
+  index_t rows_of(micro_batch_type const& b) { return runner_.rows_of(stream_of(b, 0).shape()); }
+  matrix matrix_in(T* data, micro_batch_type const& b) { return {data, {rows_of(b), options_.width}}; }
+  index_t elements_of(micro_batch_type const& b) { return rows_of(b) * options_.width; }
+
+  /// The unit that the computation after action `i` of the list is lent first.
+  std::size_t unit_after(std::size_t i) const {
+    using enum layout::action_kind;
+    for (++i; i < list().size(); ++i) {
+      auto const a = list()[i];
+      auto const chunk = static_cast<std::size_t>(a.chunk);
+      auto const unit = a.kind == forward ? runner_.first_of_forward(chunk)
+                        : a.kind == backward || a.kind == backward_input
+                            ? runner_.first_of_backward(chunk, nn::backward_part::both)
+                        : a.kind == backward_weights
+                            ? runner_.first_of_backward(chunk, nn::backward_part::weights)
+                            : no_unit;
+      if (unit != no_unit) return unit;
+    }
+    return no_unit;
+  }
+
+  template <block_lender<Ex, T, G> Lender, std::invocable<index_t> Supplier>
+  void act(Ex& ex, Lender& lender, Supplier& supplier, nn::pass const& common, std::size_t i) {
+    auto const a = list()[i];
+    auto const from = [&](layout::action m) { return plan_.peer_of(stage_, m).stage; };
+    auto const elements = [&](layout::action m) { return elements_of(batch(supplier, m.micro_batch)); };
+    auto const receive_ahead = [&] {
+      activations_.receive_ahead(from, elements);
+      gradients_.receive_ahead(from, elements);
+    };
+    receive_ahead();
+    switch (a.kind) {
+    case layout::action_kind::receive_activation:
+      activations_.receive(a, i, from(a), elements(a));
+      return receive_ahead();
+    case layout::action_kind::receive_gradient:
+      gradients_.receive(a, i, from(a), elements(a));
+      return receive_ahead();
+    case layout::action_kind::send_activation: {
+      auto const slot = slot_of(a);
+      return activations_.send(slots_[static_cast<std::size_t>(slot)].output, runner_.output(slot).span(), i,
+                               from, elements);
+    }
+    case layout::action_kind::send_gradient:
+      return gradients_.send_buffer(gradients_.take_kept(a), i, from, elements);
+    case layout::action_kind::forward:
+      return forward(ex, lender, batch(supplier, a.micro_batch), common, i);
+    case layout::action_kind::backward:
+      return backward(ex, lender, batch(supplier, a.micro_batch), i, nn::backward_part::both);
+    case layout::action_kind::backward_input:
+      return backward(ex, lender, batch(supplier, a.micro_batch), i, nn::backward_part::input);
+    case layout::action_kind::backward_weights:
+      runner_.backward(ex, lender, slot_of(a), {}, nn::backward_part::weights, is_last(a), unit_after(i));
+      return release(slot_of(a));
+    }
+  }
+
+  template <block_lender<Ex, T, G> Lender>
+  void forward(Ex& ex, Lender& lender, micro_batch_type const& b, nn::pass p, std::size_t i) {
+    auto const a = list()[i];
+    int number = 0;
+    while (slots_[static_cast<std::size_t>(number)].busy) ++number;
+    auto& slot = slots_[static_cast<std::size_t>(number)];
+    slot.busy = true;
+    slot.micro_batch = a.micro_batch;
+    slot.chunk = a.chunk;
+    slot.input = plan_.has_before(stage_, a.chunk) ? activations_.take_kept(a) : -1;
+    p.first_sample = b.first_sample;
+    runner_.start(number, {static_cast<std::size_t>(a.chunk), a.micro_batch}, stream_of(b, a.micro_batch), p);
+    auto const input = slot.input >= 0 ? matrix_in(activations_.data_of(slot.input), b)
+                       : a.chunk > 0   ? runner_.output(slot_of({a.kind, a.micro_batch, a.chunk - 1}))
+                                       : matrix{};
+    runner_.forward(ex, lender, number, input, unit_after(i));
+  }
+
+  template <block_lender<Ex, T, G> Lender>
+  void backward(Ex& ex, Lender& lender, micro_batch_type const& b, std::size_t i, nn::backward_part part) {
+    auto const a = list()[i];
+    slots_[static_cast<std::size_t>(slot_of(a))].output.wait(); // its gradient is here: it has long arrived
+    bool const ends_model = plan_.part_of(stage_, a.chunk) + 1 == plan_.parts();
+    auto const buffer = ends_model ? gradients_.take_buffer() : gradients_.take_kept(a);
+    runner_.backward(ex, lender, slot_of(a), matrix_in(gradients_.data_of(buffer), b), part, is_last(a),
+                     unit_after(i));
+    if (plan_.has_before(stage_, a.chunk))
+      gradients_.keep(a, buffer); // until it is sent
+    else if (a.chunk > 0)
+      gradients_.keep({a.kind, a.micro_batch, a.chunk - 1}, buffer); // for the part before, on this stage
+    else
+      gradients_.give_back(buffer);
+    if (part == nn::backward_part::both) release(slot_of(a));
+  }
+
+  template <block_lender<Ex, T, G> Lender>
+  void evaluate_one(Ex& ex, Lender& lender, micro_batch_type const& b, index_t i) {
+    nn::pass const p{.first_sample = b.first_sample, .training = false};
+    for (int chunk = 0; chunk < plan_.shape.chunks; ++chunk) {
+      auto const part = static_cast<std::size_t>(chunk);
+      if (plan_.shape.stages == 1 && chunk > 0) { // it is here already
+        runner_.go_on(0, part);
+        runner_.forward(ex, lender, 0, runner_.output(0));
+        continue;
+      }
+      int const number = plan_.shape.stages == 1 ? 0 : narrow<int>((i + chunk) % needs_.slots);
+      release(number);
+      auto& slot = slots_[static_cast<std::size_t>(number)];
+      matrix input;
+      if (plan_.has_before(stage_, chunk)) {
+        layout::action const a{layout::action_kind::receive_activation, 0, chunk};
+        slot.input = activations_.receive_now(plan_.peer_of(stage_, a).stage, elements_of(b));
+        input = matrix_in(activations_.data_of(slot.input), b);
+      }
+      slot.busy = true;
+      runner_.start(number, {part, i}, stream_of(b, 0), p);
+      runner_.forward(ex, lender, number, input);
+      if (!plan_.has_after(stage_, chunk)) continue;
+      layout::action const a{layout::action_kind::send_activation, 0, chunk};
+      slot.output = activations_.send_now(runner_.output(number).span(), plan_.peer_of(stage_, a).stage);
+    }
+  }
+
+  int slot_of(layout::action a) const {
+    for (std::size_t s = 0; s < slots_.size(); ++s)
+      if (slots_[s].busy && slots_[s].micro_batch == a.micro_batch && slots_[s].chunk == a.chunk)
+        return narrow<int>(s);
+    throw config_error("E-parallel-084", site::here(), "pipeline: no slot holds what the ", text_of(a),
+                       " needs");
+  }
+  bool is_last(layout::action a) const noexcept { return a.micro_batch + 1 == plan_.shape.micro_batches; }
+
+  void release(int number) {
+    auto& slot = slots_[static_cast<std::size_t>(number)];
+    if (!slot.busy) return;
+    slot.output.wait();
+    runner_.finish(number);
+    activations_.give_back(slot.input);
+    slot.input = -1;
+    slot.busy = false;
+  }
+
+  layout::schedule plan_;
+  int stage_;
+  pipeline_options options_;
+  detail::pipeline_needs needs_;
+  unit_runner<Ex, T, G, Group> runner_;
+  detail::message_lane<Comm, Ex, T> activations_, gradients_;
+  tensor<double, 2, memory> totals_; ///< {sum, count} of the loss of each micro-batch.
+  std::vector<nn::loss_sum> losses_;
+  std::vector<slot_state> slots_;
+  std::vector<micro_batch_type> batches_; ///< Of the step that runs.
+  int known_ = 0;                         ///< How many of them the supplier has told.
+  std::vector<layout::timed_action> trace_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+/// How a training run is laid over ranks, as one value: how many ranks each axis has, which part of the
+/// state each of them keeps, how micro-batches go through the pipeline, and what is computed twice. It checks
+/// itself against the model and the number of ranks; parallel/layout_text.hpp says and reads it in one line.
+///
+///     parallel::training_layout layout{.tensor = 2, .pipeline = 2, .zero = 3};
+///     layout = layout.resolved(config, {.batch = 32, .ranks = 8});   // throws what must be changed, and how
+///     layout.mesh();                                                 // data 2 x tensor 2 x pipeline 2
+///
+/// Every layout trains the same model, to rounding; with `reproducible`, data and pipeline axes of any size
+/// give the same bits.
+#ifndef TESSERA_PARALLEL_TRAINING_LAYOUT_HPP
+#define TESSERA_PARALLEL_TRAINING_LAYOUT_HPP
+
+#include <algorithm>
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+using nn::recomputation;
+
+/// What a layout is checked against.
+struct layout_demands {
+  index_t batch = 1; ///< Samples of a step, over all ranks.
+  int ranks = 1;
+};
+
+struct training_layout {
+  int data = 0;     ///< Ranks that take different samples; 0: as many as the other axes leave.
+  int tensor = 1;   ///< Ranks that share each matrix.
+  int pipeline = 1; ///< Ranks (stages) that share the units.
+  int context = 1;  ///< Ranks that share each sequence.
+
+  /// ZeRO: 0 keeps everything on each rank of data x context; 1 shares the optimizer's state among them, 2
+  /// the gradients too, 3 the weights too.
+  int zero = 1;
+  /// Hybrid sharding: this many neighbours of data x context share among themselves, and replicate what the
+  /// other groups do. 0: all of them share.
+  int shard_group = 0;
+  /// The tensor ranks share the rows between matrices as well: norms, residual sums, dropout.
+  bool sequence_parallel = false;
+
+  context_form form = context_form::ring;
+  layout::sequence_assignment assignment = layout::sequence_assignment::zigzag;
+
+  layout::schedule_kind schedule = layout::schedule_kind::one_forward_one_backward;
+  int chunks = 1; ///< Parts of the model on each stage; more than 1 with the interleaved schedule alone.
+
+  index_t micro_batch = 0; ///< Samples that go through the model together; 0: all that a data rank has.
+  recomputation recompute = recomputation::none;
+  /// Sums over micro-batches and ranks are one fixed binary tree.
+  bool reproducible = false;
+
+  friend constexpr bool operator==(training_layout const&, training_layout const&) = default;
+
+  /// Of a resolved layout.
+  constexpr layout::mesh_shape mesh() const noexcept {
+    return {.pipeline = pipeline, .data = data, .context = context, .tensor = tensor};
+  }
+  /// Ranks over which gradients are summed.
+  constexpr int gradient_ranks() const noexcept { return data * context; }
+  constexpr int ranks() const noexcept { return pipeline * data * context * tensor; }
+  /// Parts of the model, of which each stage has `chunks`.
+  constexpr int parts() const noexcept { return pipeline * chunks; }
+
+  /// Samples of a step that data rank `d` takes, and their micro-batches. Every data rank has the same number
+  /// of micro-batches, so that all issue the same collectives; some may be empty.
+  constexpr layout::range share(index_t batch, int d) const { return layout::shard_of(batch, data, d); }
+  constexpr index_t micro_batches(index_t batch) const {
+    auto const most = share(batch, 0).size();
+    return most == 0 ? 1 : (most + micro_batch - 1) / micro_batch;
+  }
+  constexpr layout::range micro_batch_of(index_t batch, int d, index_t number) const {
+    auto const mine = share(batch, d);
+    auto const at = [&](index_t n) { return (std::min)(mine.begin + n * micro_batch, mine.end); };
+    return {at(number), at(number + 1)};
+  }
+
+  /// This layout with `data` and `micro_batch` filled in, the latter no larger than a data rank's samples.
+  /// Throws config_error where the model, the batch or
+  /// the number of ranks does not allow it; the message says what to change.
+  training_layout resolved(nn::transformer_config const& config, layout_demands const& on,
+                           site where = site::here()) const {
+    auto all = *this;
+    all.check_values(where);
+    all.fill_data(on.ranks, where);
+    all.check_options(where);
+    auto const most = (std::max)(index_t{1}, all.share(on.batch, 0).size());
+    if (all.micro_batch == 0 || (all.micro_batch > most && !all.reproducible)) all.micro_batch = most;
+    all.check_model(config, where);
+    if (reproducible) all.check_reproducible(config, on.batch, where);
+    return all;
+  }
+
+private:
+  void check_values(site where) const {
+    auto const at_least = [&](char const* name, index_t value, index_t least) {
+      if (value < least)
+        throw config_error("E-parallel-070", where, "layout: ", name, " is ", value, "; set it to ", least,
+                           " or more");
+    };
+    at_least("data", data, 0);
+    at_least("tensor", tensor, 1);
+    at_least("pipeline", pipeline, 1);
+    at_least("context", context, 1);
+    at_least("zero", zero, 0);
+    at_least("shard_group", shard_group, 0);
+    at_least("chunks", chunks, 1);
+    at_least("micro_batch", micro_batch, 0);
+    if (zero > 3)
+      throw config_error("E-parallel-070", where, "layout: zero is ", zero, "; its stages are 0 to 3");
+  }
+
+  void fill_data(int ranks, site where) {
+    auto const others = index_t{tensor} * pipeline * context;
+    if (data == 0) {
+      if (ranks < 1 || ranks % others != 0)
+        throw config_error("E-parallel-071", where, "layout: tensor ", tensor, " x pipeline ", pipeline,
+                           " x context ", context, " = ", others, " ranks do not divide the ", ranks,
+                           " that there are; start ", (ranks / others + 1) * others,
+                           ", or choose axes whose product divides ", ranks);
+      data = narrow<int>(ranks / others);
+    } else if (data * others != ranks) {
+      throw config_error("E-parallel-071", where, "layout: ", text_of(mesh()), " takes ", data * others,
+                         " ranks, and there are ", ranks, "; start ", data * others,
+                         ", or leave data at 0, which takes what the other axes leave");
+    }
+  }
+
+  /// Nothing is ignored: a choice that has no meaning here is a mistake.
+  void check_options(site where) const {
+    auto const refuse = [&](auto const&... parts) {
+      throw config_error("E-parallel-072", where, "layout: ", parts...);
+    };
+    if (sequence_parallel && tensor == 1)
+      refuse(
+          "sequence_parallel shares rows among the tensor ranks, and tensor is 1; set tensor to 2 or more, "
+          "or sequence_parallel to false");
+    if (context == 1 && form != context_form::ring)
+      refuse("context_form is ", name_of(form),
+             ", and context is 1; set context to 2 or more, or leave it "
+             "at ring");
+    if (context == 1 && assignment != layout::sequence_assignment::zigzag)
+      refuse("context_shards is ", name_of(assignment),
+             ", and context is 1; set context to 2 or more, or leave it at zigzag");
+    using kind = layout::schedule_kind;
+    if (pipeline == 1 && schedule != kind::one_forward_one_backward)
+      refuse("schedule is ", name_of(schedule),
+             ", and pipeline is 1; set pipeline to 2 or more, or leave it "
+             "at one_forward_one_backward");
+    auto const interleaved = schedule == kind::interleaved_one_forward_one_backward;
+    if (interleaved && chunks == 1)
+      refuse("the interleaved schedule has 1 chunk a stage; set chunks to 2 or more, or schedule to "
+             "one_forward_one_backward");
+    if (!interleaved && chunks > 1)
+      refuse("chunks is ", chunks, ", and schedule ", name_of(schedule),
+             " has 1; set chunks to 1 or schedule to interleaved");
+    if (shard_group != 0 && zero == 0)
+      refuse("shard_group is ", shard_group,
+             ", and ZeRO stage 0 shares nothing; set zero to 1, 2 or 3, or "
+             "shard_group to 0");
+    if (shard_group != 0 && gradient_ranks() % shard_group != 0)
+      refuse("shard_group ", shard_group, " does not divide data ", data, " x context ", context, " = ",
+             gradient_ranks(), " ranks; set it to a divisor of ", gradient_ranks());
+  }
+
+  void check_model(nn::transformer_config const& config, site where) const {
+    auto const refuse = [&](auto const&... parts) {
+      throw config_error("E-parallel-073", where, "layout: ", parts...);
+    };
+    auto const heads = config.heads, shared = config.kv_heads();
+    if (heads % tensor != 0)
+      refuse("tensor ", tensor, " does not divide heads ", heads,
+             "; set tensor to a divisor of it, or heads "
+             "to ",
+             (heads / tensor + 1) * tensor);
+    if (shared % tensor != 0 && tensor % shared != 0)
+      refuse("tensor ", tensor, " and key_value_heads ", shared,
+             ": one must divide the other; set "
+             "key_value_heads to ",
+             tensor, " or to a divisor or multiple of it");
+    if (config.layers < parts())
+      refuse(config.layers, " layers cannot be shared among pipeline ", pipeline, " x chunks ", chunks, " = ",
+             parts(), " parts; set layers to ", parts(), " or more, or lower pipeline or chunks");
+    auto const zigzag = assignment == layout::sequence_assignment::zigzag;
+    auto const pieces = context == 1 ? 1 : zigzag ? 2 * context : context;
+    if (config.sequence_length < pieces)
+      refuse("sequence_length ", config.sequence_length, " cannot be cut into the ", pieces,
+             " pieces of context ", context, zigzag ? " (two a rank with zigzag)" : "",
+             "; lengthen it or lower context");
+    if (context > 1 && form == context_form::exchange) {
+      auto const here = heads / tensor, shared_here = (std::max)(index_t{1}, shared / tensor);
+      if (here % context != 0)
+        refuse("context_form exchange gives each of ", context, " context ranks a share of the ", here,
+               " heads that a tensor rank has, which ", context,
+               " does not divide; set context_form to ring, "
+               "or heads to a multiple of ",
+               tensor * context);
+      if (shared_here % context != 0 && context % shared_here != 0)
+        refuse(
+            "context_form exchange with context ", context, " and ", shared_here,
+            " key_value_heads a tensor rank: one must divide the other; set context_form to ring or change "
+            "key_value_heads");
+    }
+  }
+
+  /// The tree over a step's micro-batches is that of one rank where each data rank holds one of its subtrees
+  /// and nothing else adds up over ranks.
+  void check_reproducible(nn::transformer_config const& config, index_t batch, site where) const {
+    auto const refuse = [&](auto const&... parts) {
+      throw config_error("E-parallel-074", where, "layout: reproducible ", parts...);
+    };
+    if (tensor > 1 || context > 1)
+      refuse("with tensor ", tensor, " and context ", context,
+             ": these cut the sums inside the model, whose "
+             "rounding then depends on them; set both to 1 and use data and pipeline");
+    if (schedule == layout::schedule_kind::zero_bubble)
+      refuse("with schedule zero bubble: it begins the gradients of a micro-batch before those of the one "
+             "before are complete; set schedule to one_forward_one_backward");
+    if (pipeline > 1 && config.tied_head)
+      refuse("with pipeline ", pipeline,
+             " and a tied head: the table's two gradients are made on two stages ",
+             "and meet after their sums; set tied_head to false, or pipeline to 1");
+    if (batch % (data * micro_batch) != 0)
+      refuse("gives every data rank the same number of whole micro-batches, and batch ", batch,
+             " is not a "
+             "multiple of data ",
+             data, " x micro_batch ", micro_batch, "; ",
+             (batch / (data * micro_batch) + 1) * data * micro_batch, " would be");
+    auto const here = micro_batches(batch);
+    if (data > 1 && (here & (here - 1)) != 0)
+      refuse(
+          "gives a data rank a whole branch of the tree over micro-batches, and ", here,
+          " micro-batches are none: choose batch, data and micro_batch so that batch / (data x micro_batch) "
+          "is a power of two");
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+/// ZeRO (Rajbhandari et al., 2020) over units: owns weights, gradients and optimizer state of this rank's
+/// units, or its shards of them, lends blocks to whoever runs the units, sums gradients over the ranks while
+/// backward goes on, and ends the step with the same weights on every rank, bit by bit.
+///
+///     parallel::zero<comm::mpi, exec::host, bf16, float> state({.gradients = comm, .world = comm}, ex,
+///     units,
+///                                                              optim::adamw_options{}, {.stage = 3});
+///     auto lent = state.lend(ex, u, {.next = u + 1, .gradients = false});           // forward ...
+///     units[u]->forward(ex, lent, stream, memory, {.accumulate = state.accumulates(micro_batch)});
+///     state.done(u);
+///     lent = state.lend(ex, u, {.next = u - 1});                                    // ... and backward
+///     units[u]->backward(ex, lent, stream, memory, pass);
+///     state.gradients_ready(ex, u, is_last_micro_batch);
+///     state.done(u);
+///     auto result = state.update(ex, loss, {.step = step + 1, .learning_rate = rate, .clip_norm = 1});
+///
+/// Stages. 0: every rank keeps everything; gradients by all_reduce, one message a bucket. 1: each keeps the
+/// optimizer's state of the part of every unit that it owns (layout::ownership); reduce_scatter_v to it, and
+/// all_gather_v of the new weights. 2: of the gradients too; each micro-batch writes blocks of zeros, which
+/// go to their owners while backward goes on and are then used again. 3: of the weights too; a unit is
+/// gathered before it is used and given back after it, and the next one is on its way meanwhile. Parts may be
+/// uneven or empty. With `replicas`, what is owned is added up over those after the last micro-batch.
+///
+/// Reproducible: the same global batch, micro-batch by micro-batch, gives the same bits of loss, norm and
+/// weights on any number of gradient ranks, for any number of pipeline stages. Micro-batch i of rank r is
+/// number r * micro_batches + i, and the sum is one binary tree over these numbers; every rank has as many,
+/// a power of two where there are several ranks. It costs log2(micro_batches) further blocks of gradients a
+/// unit (a whole one each, also at stages 2 and 3, which send nothing before the last micro-batch), one more
+/// pass over them a micro-batch, and 512 bytes a unit and rank for the norm.
+///
+/// Cost of a step of n weights with one micro-batch: stage 0 an all_reduce of n gradients; 1 and 2 a
+/// reduce_scatter and, of weights, an all_gather; 3 a reduce_scatter and two all_gathers, one fewer for the
+/// last unit (a tied block stays from the last unit to its own backward). Every rank issues the same
+/// collectives whatever its samples; one that has none runs empty micro-batches, or, in the plain order of
+/// units, calls `nothing_to_add`.
+#ifndef TESSERA_PARALLEL_ZERO_HPP
+#define TESSERA_PARALLEL_ZERO_HPP
+
+#include <algorithm>
+
+/// Stage 3: weights of units gathered before use and given back after it, one unit ahead.
+#ifndef TESSERA_PARALLEL_DETAIL_GATHERED_WEIGHTS_HPP
+#define TESSERA_PARALLEL_DETAIL_GATHERED_WEIGHTS_HPP
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+template <comm::communicator Comm, exec::space Ex, storage_scalar T>
+class gathered_weights {
+public:
+  using memory = typename Ex::memory;
+
+  gathered_weights(Comm& comm, layout::ownership who, std::vector<unit_part> const& parts,
+                   zero_options const& options)
+      : comm_(comm), who_(who), parts_(parts),
+        pool_(weight_shelves(parts, options), {options.meter, memory_kind::communication}),
+        entries_(options.stage < 3 ? 0 : parts.size()), counts_(static_cast<std::size_t>(who.ranks)) {}
+
+  /// Starts to gather unit `u` of its shards, unless it is there or on its way.
+  void bring(std::size_t u, memory_span<T const, memory> shard, site where) {
+    auto& one = entries_[u];
+    if (one.block != nullptr) return;
+    one.block = pool_.take(parts_[u].size, where);
+    if (one.block == nullptr)
+      throw config_error("E-parallel-012", where, "lend: no room for the weights of unit ", u,
+                         ", for others are still lent; call done(unit) after each forward and backward");
+    for (int r = 0; r < who_.ranks; ++r)
+      counts_[static_cast<std::size_t>(r)] = who_.of(parts_[u].size, r).size();
+    one.under_way = comm_.start_all_gather_v(one.block->span(), shard, counts_, where);
+  }
+
+  /// The weights of a unit that was brought; they stay until `done` is called as often as `use`.
+  memory_span<T const, memory> use(std::size_t u) {
+    entries_[u].under_way.wait();
+    ++entries_[u].users;
+    return entries_[u].block->span();
+  }
+  void done(std::size_t u) {
+    if (--entries_[u].users == 0 && !entries_[u].kept) drop(u);
+  }
+  /// Whether they stay without users: a tied block, from the unit that borrows it to the backward of its own.
+  void keep(std::size_t u, bool kept) { entries_[u].kept = kept; }
+  int users(std::size_t u) const { return entries_[u].users; }
+
+  /// Gives back what was brought and is neither used nor kept, except where `wanted(u)`.
+  template <std::predicate<std::size_t> Wanted>
+  void drop_unused(Wanted&& wanted) {
+    for (std::size_t u = 0; u < entries_.size(); ++u)
+      if (entries_[u].block != nullptr && entries_[u].users == 0 && !entries_[u].kept && !wanted(u)) drop(u);
+  }
+
+private:
+  struct entry {
+    typename block_pool<T, memory>::block* block = nullptr;
+    typename Comm::request under_way;
+    int users = 0;
+    bool kept = false;
+  };
+
+  void drop(std::size_t u) {
+    entries_[u].under_way.wait();
+    pool_.give_back(*entries_[u].block);
+    entries_[u].block = nullptr;
+  }
+
+  Comm& comm_;
+  layout::ownership who_;
+  std::vector<unit_part> const& parts_;
+  block_pool<T, memory> pool_; // before the requests: those end while their blocks are still there
+  std::vector<entry> entries_;
+  std::vector<index_t> counts_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+/// Gradients from where a backward writes them to this rank's share of their sum: over micro-batches, over
+/// tensor ranks that hold summands, over the gradient ranks, while backward goes on.
+#ifndef TESSERA_PARALLEL_DETAIL_GRADIENT_SUMS_HPP
+#define TESSERA_PARALLEL_DETAIL_GRADIENT_SUMS_HPP
+
+#include <algorithm>
+
+/// Adds up, over a tensor-parallel group, the gradients of which each rank has a summand: of norms under
+/// sequence parallelism, and of key and value heads that several ranks share.
+#ifndef TESSERA_PARALLEL_DETAIL_TENSOR_SUMS_HPP
+#define TESSERA_PARALLEL_DETAIL_TENSOR_SUMS_HPP
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// The stretches of a unit's block that `copies` consecutive tensor ranks add up.
+struct summed_stretches {
+  int copies = 1;
+  std::vector<layout::range> stretches;
+};
+
+/// Of a unit that is trained. In order; the same on all ranks that add them up.
+inline std::vector<summed_stretches> summed_stretches_of(unit_part const& part) {
+  std::vector<summed_stretches> found;
+  if (!part.trained) return found;
+  for (auto const& p : *part.given.map) {
+    auto const copies = p.share.copies;
+    if (!p.share.partial || copies == 1) continue;
+    bool known = false;
+    for (auto const& each : found) known = known || each.copies == copies;
+    if (known) continue;
+    auto stretches = stretches_of(*part.given.map, {0, part.size}, [&](layout::parameter const& other) {
+      return other.share.partial && other.share.copies == copies;
+    });
+    found.push_back({copies, static_cast<std::vector<layout::range>&&>(stretches)});
+  }
+  return found;
+}
+
+template <comm::communicator Comm, storage_scalar G, memory_space Memory>
+class tensor_sums {
+public:
+  /// Called by all ranks of `tensor`, which may be null. Throws config_error (E-parallel-011) where there are
+  /// summands and nobody to add them up with.
+  tensor_sums(Comm* tensor, std::vector<unit_part> const& parts, site where) {
+    for (auto const& part : parts) {
+      units_.push_back(summed_stretches_of(part));
+      for (auto const& each : units_.back()) prepare(tensor, each.copies, where);
+    }
+  }
+
+  /// Blocks. Cost: a message for each stretch.
+  void add_up(memory_span<G, Memory> block, std::size_t u, site where) {
+    for (auto const& each : units_[u])
+      for (auto const& part : each.stretches)
+        group_of(each.copies)
+            .all_reduce(
+                block.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size())),
+                comm::reduce_options{}, where);
+  }
+
+private:
+  struct group {
+    int copies;
+    Comm* comm;
+  };
+
+  void prepare(Comm* tensor, int copies, site where) {
+    for (auto const& known : groups_)
+      if (known.copies == copies) return;
+    if (tensor == nullptr || tensor->size() % copies != 0)
+      throw config_error("E-parallel-011", where, "zero: a parameter's gradient is added up over ", copies,
+                         " tensor ranks, and ", tensor == nullptr ? 1 : tensor->size(),
+                         " are in zero_ranks::tensor; give the group that the units were made for");
+    if (copies == tensor->size()) return groups_.push_back({copies, tensor});
+    if (split_.capacity() == 0) split_.reserve(32); // divisors of a group's size: addresses stay
+    split_.push_back(tensor->split(tensor->rank() / copies, tensor->rank(), where));
+    groups_.push_back({copies, &split_.back()});
+  }
+  Comm& group_of(int copies) {
+    auto known = groups_.begin();
+    while (known->copies != copies) ++known;
+    return *known->comm;
+  }
+
+  std::vector<std::vector<summed_stretches>> units_;
+  std::vector<group> groups_;
+  std::vector<Comm> split_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// Where the gradients that stay until the update stand, one after another.
+inline std::vector<layout::range> gradient_places(std::vector<unit_part> const& parts, int stage) {
+  std::vector<layout::range> places;
+  index_t end = 0;
+  for (auto const& part : parts) {
+    auto const kept = kept_gradients_of(part, stage).size();
+    places.push_back({end, end + kept});
+    end += kept;
+  }
+  return places;
+}
+
+/// The messages of stage 0.
+template <storage_scalar G>
+std::vector<bucket> gradient_buckets(std::span<layout::range const> places, zero_options const& options) {
+  return buckets_of(places, (std::max)(index_t{1}, options.bucket_bytes / static_cast<index_t>(sizeof(G))));
+}
+
+template <comm::communicator Comm, exec::space Ex, storage_scalar G>
+class gradient_sums {
+public:
+  using memory = typename Ex::memory;
+  using span = memory_span<G, memory>;
+
+  /// `zeroed`: a unit whose block is written to by units of other ranks too, so that it has to begin as
+  /// zeros; or no_unit.
+  gradient_sums(zero_ranks<Comm> const& ranks, layout::ownership who, std::vector<unit_part> const& parts,
+                zero_options const& options, std::size_t zeroed, site where)
+      : comm_(ranks.gradients), who_(who), parts_(parts), options_(options), zeroed_(zeroed),
+        tensor_(ranks.tensor, parts, where),
+        pool_(gradient_shelves(parts, options), {options.meter, memory_kind::communication}),
+        entries_(parts.size()), under_way_(options.in_flight), counts_(static_cast<std::size_t>(who.ranks)) {
+    auto const places = gradient_places(parts, options.stage);
+    for (std::size_t u = 0; u < parts.size(); ++u) {
+      entries_[u].place = places[u];
+      entries_[u].stack.reserve(stack_depth(options.micro_batches));
+    }
+    kept_ = tensor<G, 1, memory>({places.empty() ? 0 : places.back().end},
+                                 {options.meter, memory_kind::gradients}, where);
+    if (options.stage == 0) buckets_ = gradient_buckets<G>(places, options);
+  }
+
+  /// The block that unit `u`'s gradients are written to now.
+  span lend(Ex& ex, std::size_t u, index_t micro_batch, site where) {
+    auto& one = entries_[u];
+    if (!one.open) open(ex, u, micro_batch, where);
+    if (is_stacked(parts_[u], options_) && one.micro_batch != micro_batch)
+      throw config_error("E-parallel-013", where, "the gradients of unit ", u, " of micro-batch ",
+                         micro_batch, " begin before those of micro-batch ", one.micro_batch,
+                         " are ready, and the reproducible mode adds them up one by one; choose a schedule "
+                         "whose backwards come in one part, one after another");
+    return written(u);
+  }
+
+  /// Unit `u`'s gradients of one micro-batch are there. Throws config_error (E-parallel-003) for a unit that
+  /// is not awaited.
+  void ready(Ex& ex, std::size_t u, bool last, site where) {
+    auto& one = entries_[u];
+    if (one.ready)
+      throw config_error("E-parallel-003", where, "gradients_ready(", u, ") of ", entries_.size(),
+                         " units: the last micro-batch of this step has been there already");
+    if (!one.open) open(ex, u, one.micro_batches, where, true); // nothing wrote to it
+    one.open = false;
+    one.ready = last;
+    ++one.micro_batches;
+    if (!parts_[u].trained)
+      release(one);
+    else if (is_stacked(parts_[u], options_))
+      add_up_stack(ex, u, last, where);
+    else if (last || parts_[u].pooled)
+      reduce(ex, u, where);
+    under_way_.drive();
+  }
+  bool is_ready(std::size_t u) const { return entries_[u].ready; }
+  index_t micro_batches(std::size_t u) const { return entries_[u].micro_batches; }
+
+  /// Waits for everything that is under way.
+  void finish(Ex& ex) {
+    while (!under_way_.empty()) finish_oldest(ex);
+  }
+
+  /// This rank's share of unit `u`'s sum, once it is finished.
+  span share(std::size_t u) {
+    auto const all = part_of(kept_.span(), entries_[u].place);
+    if (!parts_[u].trained) return all; // nothing
+    return options_.stage >= 2 ? all : part_of(all, parts_[u].share);
+  }
+
+  void begin_step() {
+    for (auto& one : entries_) {
+      one.open = one.ready = one.filled = false;
+      one.micro_batches = 0;
+    }
+    next_bucket_ = 0;
+  }
+
+private:
+  using block = typename block_pool<G, memory>::block;
+  struct entry {
+    layout::range place;       ///< In what stays until the update.
+    std::vector<block*> stack; ///< What is being written on top; null: the unit's own place.
+    bool open = false;         ///< Lent, and not ready yet.
+    bool filled = false;       ///< The place holds something of this step.
+    bool ready = false;        ///< Of the last micro-batch.
+    index_t micro_batches = 0; ///< Ready so far in this step.
+    index_t micro_batch = 0;   ///< Of the block that is open.
+  };
+  /// What a request carries: the sum for a shard, out of a block of the pool; or something that needs no
+  /// more than waiting.
+  struct cargo {
+    std::size_t unit = no_unit;
+    block* from = nullptr;
+    bool adds = false;
+  };
+
+  static span part_of(span all, layout::range part) {
+    return all.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
+  }
+  static view<G, 1, memory> flat(span all) { return {all.data(), {static_cast<index_t>(all.size())}}; }
+  span at(std::size_t u, block* which) {
+    return which != nullptr ? which->span() : part_of(kept_.span(), entries_[u].place);
+  }
+  span written(std::size_t u) { return at(u, entries_[u].stack.back()); }
+
+  /// Blocks of the pool begin as zeros, and units add to them; a unit's own place is overwritten by the first
+  /// micro-batch, unless that has nothing to write.
+  void open(Ex& ex, std::size_t u, index_t micro_batch, site where, bool unwritten = false) {
+    auto& one = entries_[u];
+    auto const stacked = is_stacked(parts_[u], options_);
+    auto const own = !parts_[u].pooled && (!stacked || one.stack.empty());
+    if (own) {
+      if (one.stack.empty()) one.stack.push_back(nullptr);
+      if (!one.filled && (unwritten || u == zeroed_)) clear(ex, u);
+      one.filled = true;
+    } else {
+      one.stack.push_back(take(ex, u, where));
+      clear(ex, u);
+    }
+    one.open = true;
+    one.micro_batch = micro_batch;
+  }
+  void clear(Ex& ex, std::size_t u) { ops::fill(ex, flat(written(u)), 0); }
+
+  block* take(Ex& ex, std::size_t u, site where) {
+    for (;;) {
+      if (auto* const one = pool_.take(parts_[u].size, where)) return one;
+      if (under_way_.empty())
+        throw config_error("E-parallel-012", where, "lend: no room for the gradients of unit ", u,
+                           ", for others are still being written; call gradients_ready(unit) after each "
+                           "backward, or plan for more with .open_units, or .micro_batches in the "
+                           "reproducible mode");
+      finish_oldest(ex);
+    }
+  }
+  void release(entry& one) {
+    for (auto* each : one.stack)
+      if (each != nullptr) pool_.give_back(*each);
+    one.stack.clear();
+  }
+
+  /// The tree over micro-batches: a sum of 2^k of them waits for the next one of as many. At the end the
+  /// smaller sums go to the larger ones.
+  void add_up_stack(Ex& ex, std::size_t u, bool last, site where) {
+    auto& one = entries_[u];
+    for (auto n = one.micro_batches; n % 2 == 0; n /= 2) merge(ex, u);
+    if (!last) return;
+    while (one.stack.size() > 1) merge(ex, u);
+    reduce(ex, u, where);
+  }
+  void merge(Ex& ex, std::size_t u) {
+    auto& stack = entries_[u].stack;
+    auto* const later = stack.back();
+    stack.pop_back();
+    auto const sum = flat(written(u));
+    ops::add(ex, sum, sum, flat(at(u, later)));
+    pool_.give_back(*later);
+  }
+
+  void reduce(Ex& ex, std::size_t u, site where) {
+    auto& one = entries_[u];
+    tensor_.add_up(written(u), u, where);
+    if (parts_[u].pooled) {
+      make_room(ex);
+      auto* const from = one.stack.back();
+      one.stack.clear();
+      auto const whole = from->span(), own = part_of(whole, parts_[u].share);
+      auto const adds = one.filled;
+      one.filled = true;
+      under_way_.push(comm_.start_reduce_scatter_v(adds ? own : share(u), memory_span<G const, memory>(whole),
+                                                   counts_of(u), how(), where),
+                      {u, from, adds});
+      return;
+    }
+    one.stack.clear();
+    if (options_.stage == 1) {
+      make_room(ex);
+      under_way_.push(comm_.start_reduce_scatter_v(
+                          share(u), memory_span<G const, memory>(part_of(kept_.span(), one.place)),
+                          counts_of(u), how(), where),
+                      {});
+    }
+    for (; next_bucket_ < buckets_.size() && all_ready(buckets_[next_bucket_]); ++next_bucket_) {
+      make_room(ex);
+      under_way_.push(
+          comm_.start_all_reduce(part_of(kept_.span(), buckets_[next_bucket_].elements), how(), where), {});
+    }
+  }
+  bool all_ready(bucket const& b) const {
+    for (auto u = b.first_unit; u < b.end_unit; ++u)
+      if (!entries_[u].ready && parts_[u].trained) return false;
+    return true;
+  }
+
+  comm::reduce_options how() const {
+    return {.order = options_.reproducible ? comm::summation::binary_tree : options_.order};
+  }
+  std::span<index_t const> counts_of(std::size_t u) {
+    for (int r = 0; r < who_.ranks; ++r)
+      counts_[static_cast<std::size_t>(r)] = who_.of(parts_[u].size, r).size();
+    return counts_;
+  }
+  void make_room(Ex& ex) {
+    while (under_way_.full()) finish_oldest(ex);
+  }
+  void finish_oldest(Ex& ex) {
+    auto const brought = under_way_.wait_for_oldest();
+    if (brought.from == nullptr) return;
+    if (brought.adds) {
+      auto const sum = flat(share(brought.unit));
+      ops::add(ex, sum, sum, flat(part_of(brought.from->span(), parts_[brought.unit].share)));
+    }
+    pool_.give_back(*brought.from);
+  }
+
+  Comm& comm_;
+  layout::ownership who_;
+  std::vector<unit_part> const& parts_;
+  zero_options const& options_;
+  std::size_t zeroed_;
+  tensor_sums<Comm, G, memory> tensor_;
+  tensor<G, 1, memory> kept_; ///< Blocks up to stage 1, shards from stage 2 on.
+  block_pool<G, memory> pool_;
+  std::vector<entry> entries_;
+  std::vector<bucket> buckets_;
+  std::size_t next_bucket_ = 0; ///< The next one to be reduced in this step.
+  request_queue<typename Comm::request, cargo> under_way_;
+  std::vector<index_t> counts_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+/// A block that the first and the last stage of a pipeline hold: the last one's gradients go to the first,
+/// which owns it, and the new weights come back; shards to shards, whatever the stage of ZeRO.
+#ifndef TESSERA_PARALLEL_DETAIL_SHARED_BLOCK_HPP
+#define TESSERA_PARALLEL_DETAIL_SHARED_BLOCK_HPP
+
+#include <algorithm>
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// Gradients of a shared block arrive in pieces of at most so many elements.
+template <storage_scalar G>
+index_t arriving_elements(unit_part const& part, zero_options const& options) {
+  if (!part.trained || !part.given.owned) return 0;
+  return (std::min)(part.share.size(),
+                    (std::max)(index_t{1}, options.bucket_bytes / static_cast<index_t>(sizeof(G))));
+}
+
+template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G>
+class shared_block {
+public:
+  using memory = typename Ex::memory;
+
+  /// Throws config_error (E-parallel-010) where the shared unit does not exist.
+  shared_block(zero_ranks<Comm> const& ranks, std::vector<unit_part> const& parts,
+               zero_options const& options, site where) {
+    if (!ranks.shared_block) return;
+    auto const unit = ranks.shared_block->unit;
+    if (unit >= parts.size() || ranks.shared_block->pipeline == nullptr)
+      throw config_error("E-parallel-010", where,
+                         "zero: the block that is shared with another stage is unit ", unit, " of ",
+                         parts.size(), "; name a unit of the list, and the pipeline's group");
+    if (!parts[unit].trained) return;
+    part_ = &parts[unit];
+    unit_ = unit;
+    pipeline_ = ranks.shared_block->pipeline;
+    peer_ = ranks.shared_block->peer;
+    piece_ = (std::max)(index_t{1}, options.bucket_bytes / static_cast<index_t>(sizeof(G)));
+    arriving_ = tensor<G, 1, memory>({arriving_elements<G>(parts[unit], options)},
+                                     {options.meter, memory_kind::communication}, where);
+  }
+
+  /// Adds the borrower's share of the gradient to the owner's.
+  template <class Share>
+  void add_up_gradients(Ex& ex, Share&& share, site where) {
+    if (part_ == nullptr) return;
+    auto const mine = share(unit_);
+    auto const all = static_cast<index_t>(mine.size());
+    for (index_t begin = 0; begin < all; begin += piece_) {
+      auto const length = (std::min)(piece_, all - begin);
+      auto const piece = mine.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(length));
+      if (!part_->given.owned) {
+        pipeline_->send(memory_span<G const, memory>(piece), peer_, tag, where);
+        continue;
+      }
+      auto const arrived = arriving_.span().first(static_cast<std::size_t>(length));
+      pipeline_->receive(arrived, peer_, tag, where);
+      view<G, 1, memory> const sum(piece.data(), {length});
+      ops::add(ex, sum, sum, view<G, 1, memory>(arrived.data(), {length}));
+    }
+  }
+
+  /// The owner's new weights, of this rank's share, to the borrower's.
+  void bring_weights(memory_span<T, memory> share, site where) {
+    if (part_ == nullptr || share.empty()) return;
+    if (part_->given.owned)
+      pipeline_->send(memory_span<T const, memory>(share), peer_, tag, where);
+    else
+      pipeline_->receive(share, peer_, tag, where);
+  }
+
+private:
+  static constexpr int tag = 32767;
+
+  unit_part const* part_ = nullptr; ///< Null where there is nothing to exchange.
+  std::size_t unit_ = no_unit;
+  Comm* pipeline_ = nullptr;
+  int peer_ = 0;
+  index_t piece_ = 1;
+  tensor<G, 1, memory> arriving_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+/// What ZeRO keeps on a rank, before anything is allocated.
+#ifndef TESSERA_PARALLEL_DETAIL_ZERO_PLAN_HPP
+#define TESSERA_PARALLEL_DETAIL_ZERO_PLAN_HPP
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// What a communicator keeps for a reduction of n elements over `ranks`.
+template <class Comm, class X>
+constexpr index_t scratch_of(index_t n, int ranks) {
+  if constexpr (requires { Comm::template scratch_bytes<X>(index_t{}, int{}); })
+    return Comm::template scratch_bytes<X>(n, ranks);
+  else
+    return 0;
+}
+
+/// Memory that communicators keep for the largest messages under way at once.
+template <class Comm, class G>
+index_t communicators_bytes(std::vector<unit_part> const& parts, layout::ownership who,
+                            zero_group_sizes const& sizes, zero_options const& options) {
+  index_t among_gradients = 0, among_replicas = 0, among_tensor = 0;
+  auto const raise = [](index_t& largest, index_t bytes) { largest = (std::max)(largest, bytes); };
+  for (auto const& part : parts) {
+    if (!part.trained) continue;
+    index_t longest = 0; // parts are uneven, and the slices are as long as the longest of them
+    for (int r = 0; r < who.ranks; ++r) raise(longest, who.of(part.size, r).size());
+    if (options.stage > 0) raise(among_gradients, scratch_of<Comm, G>(longest * who.ranks, who.ranks));
+    if (sizes.replicas > 1) raise(among_replicas, scratch_of<Comm, G>(part.share.size(), sizes.replicas));
+    for (auto const& each : summed_stretches_of(part))
+      for (auto const& r : each.stretches) raise(among_tensor, scratch_of<Comm, G>(r.size(), each.copies));
+  }
+  if (options.stage == 0)
+    for (auto const& b : gradient_buckets<G>(gradient_places(parts, 0), options))
+      raise(among_gradients, scratch_of<Comm, G>(b.elements.size(), who.ranks));
+  auto under_way = index_t{options.in_flight}; // gathers ahead may use the same memory later
+  if (options.stage == 3) under_way += 2 * (1 + options.prefetch);
+  auto bytes = under_way * among_gradients + options.in_flight * among_replicas + among_tensor;
+  index_t units = 0;
+  for (auto const& part : parts) units = (std::max)(units, static_cast<index_t>(part.given.number) + 1);
+  auto const pieces = 2 + static_cast<index_t>(parts.size()) * reproducible_pieces;
+  bytes += scratch_of<Comm, double>(options.reproducible ? 2 + units : 3, sizes.world);
+  if (options.reproducible)
+    bytes += scratch_of<Comm, double>(pieces, who.ranks) + scratch_of<Comm, double>(pieces, sizes.replicas);
+  return bytes;
+}
+
+template <class Comm, storage_scalar T, storage_scalar G>
+memory_plan plan_of(std::span<zero_unit const> units, zero_group_sizes const& sizes, index_t state_bytes,
+                    zero_options const& options, site where) {
+  auto const who = ownership_of(sizes.rank, sizes.ranks, options);
+  auto const parts = parts_of(units, who, options, where);
+  memory_plan plan;
+  for (auto const& part : parts) {
+    plan.parameters += part.weights.size() * static_cast<index_t>(sizeof(T));
+    plan.gradients += kept_gradients_of(part, options.stage).size() * static_cast<index_t>(sizeof(G));
+    for (auto const& r : part.updated) plan.optimizer_state += r.size() * state_bytes;
+  }
+  plan.communication = communicators_bytes<Comm, G>(parts, who, sizes, options) +
+                       elements_of(gradient_shelves(parts, options)) * static_cast<index_t>(sizeof(G)) +
+                       elements_of(weight_shelves(parts, options)) * static_cast<index_t>(sizeof(T));
+  if (sizes.shared_block < parts.size())
+    plan.communication +=
+        arriving_elements<G>(parts[sizes.shared_block], options) * static_cast<index_t>(sizeof(G));
+  return plan;
+}
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G,
+          class Optimizer = optim::adamw<Ex, T>>
+  requires communicates_for<Comm, Ex> && optim::optimizer<Optimizer, Ex, T, G>
+class zero {
+public:
+  using memory = typename Ex::memory;
+  using optimizer_options = typename Optimizer::options_type;
+  using blocks = typename nn::unit<Ex, T, G>::blocks;
+
+  /// A stretch of a unit's block whose optimizer state this rank keeps: one for each unit, unless something
+  /// in it is frozen or none of it is this rank's.
+  struct stretch {
+    layout::range where;
+    Optimizer optimizer;
+  };
+
+  /// Called by all ranks of the groups. Weights begin as zeros: `start_from` sets them. Throws config_error
+  /// for options or units that do not fit together (E-parallel-002, 010, 011), and for a reproducible sum
+  /// without a tree (E-parallel-014).
+  zero(zero_ranks<Comm> ranks, Ex& ex, std::vector<zero_unit> const& units, optimizer_options const& settings,
+       zero_options options = {}, site where = site::here())
+      : ranks_(ranks), options_(checked(ranks, static_cast<zero_options&&>(options), where)),
+        who_(detail::ownership_of(ranks.gradients.rank(), ranks.gradients.size(), options_)),
+        parts_(detail::parts_of(units, who_, options_, where)),
+        gradients_(ranks, who_, parts_, options_, shared_here(), where),
+        gathered_(ranks.gradients, who_, parts_, options_), sums_(ranks, who_, parts_, options_, where),
+        shared_(ranks, parts_, options_, where), under_way_(options_.in_flight),
+        counts_(static_cast<std::size_t>(who_.ranks)) {
+    index_t end = 0;
+    places_.reserve(parts_.size());
+    for (std::size_t u = 0; u < parts_.size(); ++u)
+      if (parts_[u].given.owned) order_.push_back(u);
+    stretches_.resize(parts_.size());
+    for (std::size_t u = 0; u < parts_.size(); ++u) {
+      places_.push_back({end, end + parts_[u].weights.size()});
+      end = places_.back().end;
+      stretches_[u].reserve(parts_[u].updated.size());
+      auto const decayed = optim::decayed_ranges(*parts_[u].given.map, options_.decay);
+      for (auto const& r : parts_[u].updated)
+        stretches_[u].push_back({r, Optimizer(ex, r.size(), settings, optim::ranges_within(decayed, r),
+                                              {options_.meter, memory_kind::optimizer_state})});
+    }
+    weights_ = tensor<T, 1, memory>({end}, {options_.meter, memory_kind::parameters}, where);
+  }
+  zero(zero const&) = delete;
+  zero& operator=(zero const&) = delete;
+
+  /// What a rank will keep and, for communication, keep at most.
+  static memory_plan plan(std::span<zero_unit const> units, zero_group_sizes const& who,
+                          optimizer_options const& settings, zero_options const& options = {},
+                          site where = site::here()) {
+    options.validate(where);
+    return detail::plan_of<Comm, T, G>(units, who, Optimizer::state_bytes(settings), options, where);
+  }
+  memory_plan plan(optimizer_options const& settings, site where = site::here()) const {
+    std::vector<zero_unit> units;
+    for (auto const& part : parts_) units.push_back(part.given);
+    return plan(units, sizes_of(ranks_), settings, options_, where);
+  }
+  static zero_group_sizes sizes_of(zero_ranks<Comm> const& ranks) {
+    return {.rank = ranks.gradients.rank(),
+            .ranks = ranks.gradients.size(),
+            .replicas = ranks.replicas == nullptr ? 1 : ranks.replicas->size(),
+            .tensor = ranks.tensor == nullptr ? 1 : ranks.tensor->size(),
+            .world = ranks.world.size(),
+            .shared_block = ranks.shared_block ? ranks.shared_block->unit : no_unit};
+  }
+
+  std::size_t units() const noexcept { return parts_.size(); }
+  layout::parameter_map const& parameters(std::size_t u) const { return *parts_[u].given.map; }
+  zero_options const& options() const noexcept { return options_; }
+  zero_ranks<Comm> const& ranks() const noexcept { return ranks_; }
+
+  // What a checkpoint saves and restores. Ranges count from the beginning of the unit's block.
+
+  /// The part of unit `u`'s weights that is on this rank, and those weights.
+  layout::range weights_at(std::size_t u) const { return parts_[u].weights; }
+  memory_span<T, memory> weights(std::size_t u) { return part_of(weights_.span(), places_[u]); }
+  /// The part of unit `u` that this rank counts: of all ranks that hold the block one counts each element,
+  /// save for parameters that tensor ranks hold copies of (layout::counts).
+  layout::range counted(std::size_t u) const {
+    auto const mine = who_.of(parts_[u].size);
+    auto const copy = !parts_[u].given.owned || (ranks_.replicas != nullptr && ranks_.replicas->rank() != 0);
+    return copy ? layout::range{mine.begin, mine.begin} : mine;
+  }
+  /// The state that this rank keeps of unit `u`.
+  std::span<stretch> stretches(std::size_t u) { return stretches_[u]; }
+
+  /// Lets the fp32 masters start anew from the weights as they are: after these were set from outside.
+  void start_from_weights(Ex& ex) {
+    for (std::size_t u = 0; u < units(); ++u)
+      for (auto& each : stretches_[u])
+        each.optimizer.start_from(ex, memory_span<T const, memory>(weights_of(u, each.where)));
+  }
+
+  /// Sets weights and masters from values known in fp32: `fill(unit, range of its block, out)` writes them.
+  template <std::invocable<std::size_t, layout::range, memory_span<float, typename Ex::memory>> Fill>
+  void start_from(Ex& ex, Fill&& fill) {
+    index_t largest = 0;
+    for (auto const& part : parts_) largest = (std::max)(largest, part.weights.size());
+    tensor<float, 1, memory> values({largest}, {options_.meter, memory_kind::other});
+    for (std::size_t u = 0; u < units(); ++u) {
+      auto const held = parts_[u].weights;
+      auto const exact = part_of(values.span(), {0, held.size()});
+      fill(u, held, exact);
+      ops::cast(ex, view<T, 1, memory>(weights(u).data(), {held.size()}),
+                view<float, 1, memory>(exact.data(), {held.size()}));
+      for (auto& each : stretches_[u])
+        each.optimizer.start_from(
+            ex, memory_span<float const, memory>(
+                    part_of(exact, {each.where.begin - held.begin, each.where.end - held.begin})));
+    }
+  }
+
+  /// What pass::accumulate must be in micro-batch `number` of this rank's step, from 0.
+  bool accumulates(index_t number) const noexcept { return options_.stage >= 2 || number > 0; }
+
+  /// Everything that unit `u` works on; `done(u)` gives it back. Called by all gradient ranks for the same
+  /// units in the same order, with the same `next`. Throws config_error where too much is lent at once
+  /// (E-parallel-012), or gradients are written in an order that the reproducible mode cannot add up in
+  /// (E-parallel-013).
+  blocks lend(Ex& ex, std::size_t u, lend_options const& how = {}, site where = site::here()) {
+    require_unit(u, where);
+    auto const tied = parts_[u].given.tied;
+    if (options_.stage == 3) {
+      gathered_.keep(u, false);
+      keep_tied(u, how.gradients);
+      gather(u, how.next, where);
+    }
+    blocks lent{borrowed(u), {}, {}, {}};
+    if (how.gradients) lent.gradients = gradients_.lend(ex, u, how.micro_batch, where);
+    if (tied != no_unit) {
+      lent.tied_weights = borrowed(tied);
+      if (how.gradients) lent.tied_gradients = gradients_.lend(ex, tied, how.micro_batch, where);
+    }
+    return lent;
+  }
+  /// Throws config_error (E-parallel-015) for a unit that is not lent.
+  void done(std::size_t u, site where = site::here()) {
+    require_unit(u, where);
+    if (options_.stage < 3) return;
+    if (gathered_.users(u) == 0)
+      throw config_error("E-parallel-015", where, "done(", u, "): that unit is not lent; call it once for ",
+                         "each lend");
+    gathered_.done(u);
+    if (parts_[u].given.tied != no_unit) gathered_.done(parts_[u].given.tied);
+  }
+
+  /// Unit `u`'s backward of a micro-batch has ended; `last`: of this step's last one on this rank. Gradients
+  /// that nobody wrote to are zeros. Starts what can be reduced and drives what is under way. Throws
+  /// config_error (E-parallel-003) for a unit that is not awaited.
+  void gradients_ready(Ex& ex, std::size_t u, bool last = true, site where = site::here()) {
+    require_unit(u, where);
+    gradients_.ready(ex, u, last, where);
+    auto const tied = parts_[u].given.tied; // a borrowed block has no backward of its own
+    if (tied != no_unit && !parts_[tied].given.owned) gradients_.ready(ex, tied, last, where);
+  }
+
+  /// A micro-batch without samples: takes part in the collectives of ranks that run the units in the plain
+  /// order, forward from the first to the last, which stays lent, then backward, each lent with the unit that
+  /// comes after it as `next`, and before the one before is done.
+  void nothing_to_add(Ex& ex, bool last = true, site where = site::here()) {
+    auto const& order = order_;
+    auto const end = order.size();
+    auto const next_of = [&](std::size_t i, bool forward) {
+      if (forward && i + 1 < end) return order[i + 1];
+      return i > 0 ? order[i - 1] : no_unit;
+    };
+    for (std::size_t i = 0; i < end; ++i) {
+      (void)lend(ex, order[i], {.next = next_of(i, true), .gradients = false}, where);
+      if (i + 1 < end)
+        done(order[i], where);
+      else
+        keep_tied(order[i], true);
+    }
+    for (auto i = end; i-- > 0;) {
+      if (i + 1 < end) (void)lend(ex, order[i], {.next = next_of(i, false), .gradients = false}, where);
+      gradients_ready(ex, order[i], last, where);
+      done(order[i], where);
+    }
+  }
+
+  /// Ends the step: waits for the gradients, decides with all ranks whether they are finite, clips, updates,
+  /// and brings the weights to all ranks that keep them. `losses` is what this rank's micro-batches gave, in
+  /// order, or their sum; the reproducible mode needs each. The gradients are divided here, once, by the
+  /// count of all ranks. Throws config_error where some unit's gradients were never ready (E-parallel-004) or
+  /// a unit is still lent (E-parallel-015).
+  update_result update(Ex& ex, std::span<nn::loss_sum const> losses, update_options const& how,
+                       site where = site::here()) {
+    require_complete(losses, where);
+    gradients_.finish(ex);
+    if (ranks_.replicas != nullptr) add_up_replicas(where);
+    shared_.add_up_gradients(
+        ex, [&](std::size_t u) { return gradients_.share(u); }, where);
+
+    auto const totals = sums_.add_up(
+        ex, losses, [&](std::size_t u) { return gradients_.share(u); }, where);
+    gradients_.begin_step();
+    if (options_.stage == 3) forget_gathered();
+    auto const decided = detail::decide(totals, how);
+    if (!decided.result.applied) return decided.result;
+    optim::step_values const values{
+        .step = how.step, .learning_rate = how.learning_rate, .gradient_scale = decided.gradient_scale};
+    for (std::size_t u = 0; u < units(); ++u) {
+      for (auto& each : stretches_[u])
+        each.optimizer.step(ex, weights_of(u, each.where),
+                            memory_span<G const, memory>(gradients_of(u, each.where)), values, where);
+      if (ranks_.shared_block && ranks_.shared_block->unit == u)
+        shared_.bring_weights(weights_of(u, parts_[u].share), where);
+      if (options_.stage == 1 || options_.stage == 2) bring_weights(u, where);
+    }
+    under_way_.wait_for_all();
+    return decided.result;
+  }
+  update_result update(Ex& ex, nn::loss_sum loss, update_options const& how, site where = site::here()) {
+    return update(ex, std::span<nn::loss_sum const>(&loss, 1), how, where);
+  }
+
+private:
+  struct nothing {};
+
+  static zero_options checked(zero_ranks<Comm> const& ranks, zero_options options, site where) {
+    options.validate(where);
+    if (!options.reproducible) return options;
+    auto const groups = ranks.gradients.size() * (ranks.replicas == nullptr ? 1 : ranks.replicas->size());
+    auto const power_of_two = [](index_t n) { return (n & (n - 1)) == 0; };
+    if (!std::same_as<G, float> || (groups > 1 && !power_of_two(options.micro_batches)) ||
+        (ranks.replicas != nullptr && !power_of_two(ranks.gradients.size())))
+      throw config_error("E-parallel-014", where, "zero: reproducible with ", options.micro_batches,
+                         " micro-batches on each of ", groups, " gradient ranks, shards among ",
+                         ranks.gradients.size(), " of them, gradients in ", sizeof(G),
+                         " bytes: choose a number of micro-batches and a shard group that are powers of two, "
+                         "and gradients in fp32");
+    return options;
+  }
+  /// The unit whose block another stage writes to as well, where this rank owns it.
+  std::size_t shared_here() const {
+    if (!ranks_.shared_block || ranks_.shared_block->unit >= parts_.size()) return no_unit;
+    return ranks_.shared_block->unit;
+  }
+
+  void require_unit(std::size_t u, site where) const {
+    if (u >= units())
+      throw config_error("E-parallel-003", where, "unit ", u, " of ", units(), " units does not exist");
+  }
+  void require_complete(std::span<nn::loss_sum const> losses, site where) const {
+    index_t micro_batches = 0;
+    for (std::size_t u = 0; u < units(); ++u) {
+      if (!gradients_.is_ready(u))
+        throw config_error("E-parallel-004", where, "update: the gradients of unit ", u,
+                           " were not ready; call gradients_ready for all ", units(),
+                           " units, with last = ", "true in the last micro-batch, or nothing_to_add");
+      if (options_.stage == 3 && gathered_.users(u) > 0)
+        throw config_error("E-parallel-015", where, "update: unit ", u, " is still lent; call done(", u, ")");
+      micro_batches = (std::max)(micro_batches, gradients_.micro_batches(u));
+    }
+    if (!options_.reproducible || losses.empty()) return;
+    if (micro_batches > options_.micro_batches || static_cast<index_t>(losses.size()) != micro_batches)
+      throw config_error("E-parallel-016", where, "update: ", losses.size(), " losses of ", micro_batches,
+                         " micro-batches, planned for ", options_.micro_batches,
+                         "; the reproducible mode adds up the loss of each: give one for each micro-batch");
+  }
+
+  template <span_in<memory> Span>
+  static Span part_of(Span all, layout::range part) {
+    return all.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
+  }
+  /// A range of unit `u`'s block, in what is kept of it.
+  memory_span<T, memory> weights_of(std::size_t u, layout::range part) {
+    auto const from = parts_[u].weights.begin;
+    return part_of(weights(u), {part.begin - from, part.end - from});
+  }
+  memory_span<G, memory> gradients_of(std::size_t u, layout::range part) {
+    auto const from = parts_[u].share.begin;
+    return part_of(gradients_.share(u), {part.begin - from, part.end - from});
+  }
+
+  void gather(std::size_t u, std::size_t next, site where) {
+    if (options_.prefetch == 0 || next >= units()) next = u;
+    std::size_t const wanted[] = {u, parts_[u].given.tied, next, parts_[next].given.tied};
+    gathered_.drop_unused([&](std::size_t other) {
+      return std::find(std::begin(wanted), std::end(wanted), other) != std::end(wanted);
+    });
+    for (auto w : wanted)
+      if (w != no_unit) gathered_.bring(w, memory_span<T const, memory>(weights(w)), where);
+  }
+  void keep_tied(std::size_t u, bool kept) {
+    auto const tied = parts_[u].given.tied;
+    if (options_.stage == 3 && tied != no_unit) gathered_.keep(tied, kept && parts_[tied].given.owned);
+  }
+  void forget_gathered() {
+    for (std::size_t u = 0; u < units(); ++u) gathered_.keep(u, false);
+    gathered_.drop_unused([](std::size_t) { return false; });
+  }
+  memory_span<T const, memory> borrowed(std::size_t u) {
+    return options_.stage == 3 ? gathered_.use(u) : memory_span<T const, memory>(weights(u));
+  }
+
+  void add_up_replicas(site where) {
+    comm::reduce_options const how{.order =
+                                       options_.reproducible ? comm::summation::binary_tree : options_.order};
+    for (auto u = units(); u-- > 0;) {
+      if (!parts_[u].trained) continue;
+      if (under_way_.full()) (void)under_way_.wait_for_oldest();
+      under_way_.push(ranks_.replicas->start_all_reduce(gradients_.share(u), how, where), {});
+    }
+    under_way_.wait_for_all();
+  }
+  void bring_weights(std::size_t u, site where) {
+    if (!parts_[u].trained) return;
+    for (int r = 0; r < who_.ranks; ++r)
+      counts_[static_cast<std::size_t>(r)] = who_.of(parts_[u].size, r).size();
+    if (under_way_.full()) (void)under_way_.wait_for_oldest();
+    under_way_.push(
+        ranks_.gradients.start_all_gather_v(
+            weights(u), memory_span<T const, memory>(weights_of(u, parts_[u].share)), counts_, where),
+        {});
+  }
+
+  zero_ranks<Comm> ranks_;
+  zero_options options_;
+  layout::ownership who_;
+  std::vector<detail::unit_part> parts_;
+  tensor<T, 1, memory> weights_;
+  std::vector<layout::range> places_; ///< Of each unit in weights_.
+  std::vector<std::size_t> order_;    ///< The units that run.
+  std::vector<std::vector<stretch>> stretches_;
+  detail::gradient_sums<Comm, Ex, G> gradients_;
+  detail::gathered_weights<Comm, Ex, T> gathered_;
+  detail::step_sums<Comm, Ex, G> sums_;
+  detail::shared_block<Comm, Ex, T, G> shared_;
+  detail::request_queue<typename Comm::request, nothing> under_way_; ///< Of an update.
+  std::vector<index_t> counts_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+/// Units [begin, end) of part `part` of `parts` of a model: its layers are shared evenly, the first parts
+/// taking more; the embedding goes with the first part, the head with the last.
+constexpr layout::range units_of_part(nn::transformer_config const& config, index_t parts, index_t part) {
+  auto const layers = layout::shard_of(config.layers, parts, part);
+  return {layers.begin + (part > 0 ? 1 : 0), layers.end + (part + 1 < parts ? 1 : 2)};
+}
+
+template <std::copyable OptimizerOptions>
+struct distributed_model_options {
+  index_t batch = 1;           ///< Samples of a step, over all ranks.
+  index_t sequence_length = 0; ///< Of a sample; 0: the config's.
+  OptimizerOptions optimizer{};
+  zero_options zero{}; ///< Its stage, reproducible, micro_batches and open_units come from the layout.
+  bool trace = false;  ///< pipeline_options::trace
+  memory_meter* meter = nullptr;
+};
+
+/// The samples of one micro-batch, or this rank's positions of them.
+template <exec::space Ex>
+struct local_samples {
+  view<std::int32_t const, 2, typename Ex::memory> tokens = {};  ///< [samples, positions on this rank]
+  view<std::int32_t const, 2, typename Ex::memory> targets = {}; ///< The same.
+};
+
+/// batch_of(samples), see above.
+template <class F, class Ex>
+concept sample_supplier = exec::space<Ex> && requires(F& batch_of, layout::range samples) {
+  { batch_of(samples) } -> std::convertible_to<local_samples<Ex>>;
+};
+
+template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G,
+          class Optimizer = optim::adamw<Ex, T>>
+  requires communicates_for<Comm, Ex> && optim::optimizer<Optimizer, Ex, T, G>
+class distributed_model {
+public:
+  using memory = typename Ex::memory;
+  using group_type = model_group<Comm>;
+  using zero_type = zero<Comm, Ex, T, G, Optimizer>;
+  using pipeline_type = pipeline<Comm, Ex, T, G, group_type>;
+  using options_type = distributed_model_options<typename Optimizer::options_type>;
+
+  /// Weights begin as zeros. Throws config_error where config, layout, batch and number of ranks do not fit;
+  /// the message says what to change.
+  distributed_model(Comm& world, Ex& ex, nn::transformer_config const& config, training_layout const& wanted,
+                    options_type const& options, site where = site::here())
+      : config_(config),
+        layout_(wanted.resolved(config, {.batch = options.batch, .ranks = world.size()}, where)),
+        options_(options), mesh_(world, layout_.mesh(), {}, where),
+        group_(mesh_, {layout_.sequence_parallel, layout_.form, layout_.assignment}, where) {
+    if (options_.sequence_length == 0) options_.sequence_length = config.sequence_length;
+    make_units(where);
+    share_gradients(where);
+    auto const plan =
+        layout::make_schedule(layout_.schedule,
+                              {.stages = layout_.pipeline,
+                               .micro_batches = narrow<int>(layout_.micro_batches(options.batch)),
+                               .chunks = layout_.chunks},
+                              where);
+    auto settings = options.zero;
+    settings.stage = layout_.zero;
+    settings.reproducible = layout_.reproducible;
+    settings.micro_batches = plan.shape.micro_batches;
+    settings.open_units =
+        layout_.schedule == layout::schedule_kind::zero_bubble ? narrow<int>(units_.size()) : 1;
+    settings.meter = options.meter;
+    zero_.emplace(ranks(), ex, blocks_, options.optimizer, settings, where);
+    pipeline_.emplace(mesh_.along(layout::axis::pipeline), units_, chunks_, plan,
+                      pipeline_options{.width = config.width,
+                                       .largest = {layout_.micro_batch, options_.sequence_length},
+                                       .trace = options.trace,
+                                       .meter = options.meter},
+                      group_, where);
+  }
+  distributed_model(distributed_model const&) = delete;
+  distributed_model& operator=(distributed_model const&) = delete;
+
+  nn::transformer_config const& config() const noexcept { return config_; }
+  /// The resolved one.
+  training_layout const& layout() const noexcept { return layout_; }
+  partition::mesh<Comm>& mesh() noexcept { return mesh_; }
+  group_type const& group() const noexcept { return group_; }
+
+  /// Weights, gradients and optimizer state of this rank's blocks: its units in order, then, on the last
+  /// stage of a pipeline with a tied head, its copy of the embedding. `number(u)` is the unit's place in the
+  /// model.
+  zero_type& state() noexcept { return *zero_; }
+  std::size_t number(std::size_t u) const noexcept { return blocks_[u].number; }
+  nn::unit_list<Ex, T, G> const& units() const noexcept { return units_; }
+  pipeline_type& stages() noexcept { return *pipeline_; }
+  /// Every communicator that a step uses, each once: for their meters.
+  std::vector<Comm*> communicators() {
+    std::vector<Comm*> all{&mesh_.world(), &mesh_.gradient_group()};
+    for (auto one : layout::axes_in_order) all.push_back(&mesh_.along(one));
+    for (auto* group : {&shards_, &replicas_})
+      if (*group) all.push_back(&**group);
+    for (auto* lane : pipeline_->communicators()) all.push_back(lane);
+    std::sort(all.begin(), all.end());
+    all.erase(std::unique(all.begin(), all.end()), all.end());
+    return all;
+  }
+
+  /// Each weight from the seed, its parameter's name and its place in the whole: the same model whatever the
+  /// layout.
+  void initialise(Ex& ex, std::uint64_t seed) {
+    zero_->start_from(ex, [&](std::size_t u, layout::range part, memory_span<float, memory> out) {
+      nn::initialise(ex, zero_->parameters(u), part, out, seed);
+    });
+  }
+
+  /// One step over the whole batch: all micro-batches, and the update. Of `common` seed, step and gradient
+  /// scale count.
+  template <sample_supplier<Ex> Supplier>
+  update_result step(Ex& ex, Supplier&& batch_of, update_options const& update, nn::pass const& common = {},
+                     site where = site::here()) {
+    auto const mine = mesh_.coordinate(layout::axis::data);
+    pipeline_->run(
+        ex, *zero_,
+        [&](index_t i) { return micro_batch(batch_of, layout_.micro_batch_of(options_.batch, mine, i)); },
+        common);
+    return zero_->update(ex, pipeline_->losses(ex), update, where);
+  }
+
+  /// The summed loss of `samples` samples, without dropout, smoothing or z-loss.
+  template <sample_supplier<Ex> Supplier>
+  nn::loss_sum evaluate(Ex& ex, index_t samples, Supplier&& batch_of) {
+    auto const mine = layout_.share(samples, mesh_.coordinate(layout::axis::data));
+    auto const at = [&](index_t i) { return (std::min)(mine.begin + i * layout_.micro_batch, mine.end); };
+    auto const local = pipeline_->evaluate(ex, *zero_, layout_.micro_batches(samples), [&](index_t i) {
+      return micro_batch(batch_of, {at(i), at(i + 1)});
+    });
+    return sum_over_ranks(mesh_.world(), local);
+  }
+
+private:
+  template <sample_supplier<Ex> Supplier>
+  pipeline_micro_batch<Ex> micro_batch(Supplier& batch_of, layout::range samples) {
+    local_samples<Ex> const got = batch_of(samples);
+    return {.tokens = got.tokens,
+            .targets = got.targets,
+            .whole_length = options_.sequence_length,
+            .first_sample = samples.begin};
+  }
+
+  void make_units(site where) {
+    auto const stage = mesh_.coordinate(layout::axis::pipeline);
+    for (int chunk = 0; chunk < layout_.chunks; ++chunk) {
+      auto const part = units_of_part(config_, layout_.parts(), chunk * layout_.pipeline + stage);
+      auto const begin = std::ssize(units_);
+      for (auto& u : nn::make_transformer<Ex, T, G>(config_, group_, part, where))
+        units_.push_back(static_cast<std::unique_ptr<nn::unit<Ex, T, G>>&&>(u));
+      chunks_.push_back({begin, std::ssize(units_)});
+      for (auto number = part.begin; number < part.end; ++number)
+        blocks_.push_back({.number = static_cast<std::size_t>(number)});
+    }
+    for (std::size_t u = 0; u < units_.size(); ++u) {
+      units_[u]->recompute(layout_.recompute);
+      blocks_[u].map = &units_[u]->parameters();
+    }
+    if (units_.back()->tied_to().empty()) return;
+    blocks_.back().tied = 0;
+    if (layout_.pipeline == 1) return;
+    // The embedding is on the first stage: this one, the last, has a copy.
+    blocks_.back().tied = blocks_.size();
+    borrowed_ = nn::embedding_parameters(config_, group_);
+    blocks_.push_back({.map = &borrowed_, .owned = false, .number = 0});
+  }
+
+  /// Hybrid sharding: neighbours share, and the groups of neighbours are replicas.
+  void share_gradients(site where) {
+    auto const group = layout_.shard_group;
+    if (group == 0 || group == layout_.gradient_ranks()) return;
+    auto& all = mesh_.gradient_group();
+    shards_.emplace(all.split(all.rank() / group, all.rank(), where));
+    replicas_.emplace(all.split(all.rank() % group, all.rank(), where));
+  }
+
+  zero_ranks<Comm> ranks() {
+    zero_ranks<Comm> who{.gradients = shards_ ? *shards_ : mesh_.gradient_group(), .world = mesh_.world()};
+    if (replicas_) who.replicas = &*replicas_;
+    if (layout_.tensor > 1) who.tensor = &mesh_.along(layout::axis::tensor);
+    auto const stages = layout_.pipeline, stage = mesh_.coordinate(layout::axis::pipeline);
+    if (config_.tied_head && stages > 1 && (stage == 0 || stage + 1 == stages))
+      who.shared_block = {.pipeline = &mesh_.along(layout::axis::pipeline),
+                          .peer = stage == 0 ? stages - 1 : 0,
+                          .unit = stage == 0 ? 0 : blocks_.size() - 1};
+    return who;
+  }
+
+  nn::transformer_config config_;
+  training_layout layout_;
+  options_type options_;
+  partition::mesh<Comm> mesh_;
+  group_type group_;
+  nn::unit_list<Ex, T, G> units_;
+  std::vector<layout::range> chunks_; ///< Of units_.
+  std::vector<zero_unit> blocks_;
+  layout::parameter_map borrowed_; ///< Of the last stage's copy of the embedding.
+  std::optional<Comm> shards_, replicas_;
+  std::optional<zero_type> zero_;
+  std::optional<pipeline_type> pipeline_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+/// A layout in one line of text, as a person writes it into a config and a log shows it.
+///
+///     auto layout = parallel::parse_layout("data 2 x tensor 2 x pipeline 2, zero 3, 1f1b");
+///     std::puts(text_of(layout).c_str());
+#ifndef TESSERA_PARALLEL_LAYOUT_TEXT_HPP
+#define TESSERA_PARALLEL_LAYOUT_TEXT_HPP
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+/// "data 2 x tensor 2 x pipeline 2, zero 3, 1f1b, micro-batch 4": what is left out has its default, apart
+/// from the ZeRO stage, which is always said. `parse_layout` reads it back to the same value.
+inline std::string text_of(training_layout const& l) {
+  std::string text = l.data == 0 ? "data rest" : tessera::text_of("data ", l.data);
+  auto const axis = [&](char const* name, int ranks) {
+    if (ranks != 1) text += tessera::text_of(" x ", name, " ", ranks);
+  };
+  axis("tensor", l.tensor);
+  axis("pipeline", l.pipeline);
+  axis("context", l.context);
+  auto const say = [&](bool said, auto const&... parts) {
+    if (said) text += tessera::text_of(", ", parts...);
+  };
+  using kind = layout::schedule_kind;
+  say(true, "zero ", l.zero);
+  say(l.shard_group != 0, "shard group ", l.shard_group);
+  say(l.sequence_parallel, "sequence parallel");
+  say(l.form != context_form::ring, name_of(l.form));
+  say(l.assignment != layout::sequence_assignment::zigzag, name_of(l.assignment));
+  say(l.pipeline > 1 && l.schedule == kind::one_forward_one_backward, "1f1b");
+  say(l.schedule == kind::gpipe, "gpipe");
+  say(l.schedule == kind::zero_bubble, "zero bubble");
+  say(l.schedule == kind::interleaved_one_forward_one_backward, "interleaved ", l.chunks);
+  say(l.micro_batch != 0, "micro-batch ", l.micro_batch);
+  say(l.recompute != recomputation::none, "recompute ", name_of(l.recompute));
+  say(l.reproducible, "reproducible");
+  return text;
+}
+
+namespace detail {
+
+/// One clause of a layout's text without the blanks around it, and what follows it.
+inline std::string_view next_clause(std::string_view& rest, std::string_view between) {
+  auto const end = rest.find(between);
+  auto clause = rest.substr(0, end);
+  rest = end == std::string_view::npos ? std::string_view{} : rest.substr(end + between.size());
+  while (!clause.empty() && clause.front() == ' ') clause.remove_prefix(1);
+  while (!clause.empty() && clause.back() == ' ') clause.remove_suffix(1);
+  return clause;
+}
+
+/// Whether `clause` is `word` and a whole number, which is then left in `value`.
+template <std::signed_integral Integer>
+bool reads(std::string_view clause, std::string_view word, Integer& value) {
+  if (!clause.starts_with(word) || clause.size() < word.size() + 2 || clause[word.size()] != ' ')
+    return false;
+  Integer number = 0;
+  for (auto c : clause.substr(word.size() + 1))
+    if (c < '0' || c > '9' || number > 99'999'999)
+      return false;
+    else
+      number = static_cast<Integer>(10 * number + (c - '0'));
+  value = number;
+  return true;
+}
+
+/// One clause behind the axes.
+inline bool read_clause(std::string_view clause, training_layout& l) {
+  using kind = layout::schedule_kind;
+  auto const is = [&](std::string_view word, auto& member, auto value) {
+    if (clause != word) return false;
+    member = value;
+    return true;
+  };
+  if (reads(clause, "interleaved", l.chunks)) {
+    l.schedule = kind::interleaved_one_forward_one_backward;
+    return true;
+  }
+  return reads(clause, "zero", l.zero) || reads(clause, "shard group", l.shard_group) ||
+         reads(clause, "micro-batch", l.micro_batch) || is("sequence parallel", l.sequence_parallel, true) ||
+         is("ring", l.form, context_form::ring) || is("exchange", l.form, context_form::exchange) ||
+         is("zigzag", l.assignment, layout::sequence_assignment::zigzag) ||
+         is("contiguous", l.assignment, layout::sequence_assignment::contiguous) ||
+         is("gpipe", l.schedule, kind::gpipe) || is("1f1b", l.schedule, kind::one_forward_one_backward) ||
+         is("zero bubble", l.schedule, kind::zero_bubble) ||
+         is("recompute none", l.recompute, recomputation::none) ||
+         is("recompute attention", l.recompute, recomputation::attention) ||
+         is("recompute unit", l.recompute, recomputation::unit) || is("reproducible", l.reproducible, true);
+}
+
+} // namespace detail
+
+/// Reads the axes, joined by " x ", and then the choices, joined by commas, in any order. Throws config_error
+/// (E-parallel-075) that quotes what it cannot read and lists what there is.
+inline training_layout parse_layout(std::string_view text, site where = site::here()) {
+  training_layout l;
+  auto rest = text;
+  auto axes = detail::next_clause(rest, ",");
+  do {
+    auto const clause = detail::next_clause(axes, " x ");
+    if (!(clause == "data rest" || detail::reads(clause, "data", l.data) ||
+          detail::reads(clause, "tensor", l.tensor) || detail::reads(clause, "pipeline", l.pipeline) ||
+          detail::reads(clause, "context", l.context)))
+      throw config_error(
+          "E-parallel-075", where, "layout '", text, "': '", clause,
+          "' is no axis; a layout begins with data N, tensor N, pipeline N and context N joined "
+          "by ' x ', such as 'data 2 x tensor 2'");
+  } while (!axes.empty());
+  while (!rest.empty()) {
+    auto const clause = detail::next_clause(rest, ",");
+    if (!detail::read_clause(clause, l))
+      throw config_error("E-parallel-075", where, "layout '", text, "': '", clause,
+                         "' is not known; behind the axes may stand, after commas: zero N, shard group N, "
+                         "sequence parallel, ring, exchange, zigzag, contiguous, gpipe, 1f1b, interleaved N, "
+                         "zero bubble, micro-batch N, recompute attention, recompute unit, reproducible");
+  }
+  return l;
+}
+
+} // namespace tessera::inline TESSERA_ABI::parallel
+
+#endif
+/// The products of tensor parallelism, each done in pieces beside the collective that it needs: rows are
+/// multiplied as they arrive from the other ranks (sequence parallel input, column-parallel weight), or each
+/// piece of a row-parallel product is summed over the ranks while the next is multiplied.
+///
+///     parallel::gather_linear(ex, comm, hidden, my_rows, weight, bias, {.gathered = rows}, memory);
+///     parallel::linear_scatter(ex, comm, my_sums, hidden, weight_2, {}, {}, memory);
+///
+/// Every rank holds a block of rows (overlap_options::rows; uneven and empty ones are ordinary) and a part of
+/// the weight. gather_linear is all_gather and then ops::linear; linear_scatter is ops::linear and then
+/// reduce_scatter, bit for bit where a row's product does not depend on how many rows are multiplied at once
+/// (the portable product of three or more at once; a library may choose otherwise). The backward of each is a
+/// product with the other's collective, overlapped alike; where that is a sum, the gradients of weight and
+/// bias are computed while its last piece travels.
+///
+/// Messages move while a rank multiplies if the communicator does so by itself (NCCL; MPI with a progress
+/// thread); otherwise they are pushed along between pieces. Cost for n ranks: gathering, n - 1 messages from
+/// each of its block; scattering, `chunks` reduce_scatters. Called by every rank of `comm` with the same
+/// options. (The scheme of Wang et al., "Overlap communication with dependent computation via decomposition",
+/// 2023.)
+#ifndef TESSERA_PARALLEL_OVERLAPPED_LINEAR_HPP
+#define TESSERA_PARALLEL_OVERLAPPED_LINEAR_HPP
+
+/// Rows that travel between ranks while rows at hand are worked on: what the products of
+/// parallel/overlapped_linear.hpp have in common.
+#ifndef TESSERA_PARALLEL_DETAIL_OVERLAP_HPP
+#define TESSERA_PARALLEL_DETAIL_OVERLAP_HPP
+
+#include <algorithm>
+
+namespace tessera::inline TESSERA_ABI::parallel::detail {
+
+/// Tag of the messages that bring rows.
+inline constexpr int rows_travel = 5;
+
+/// Which rows belong to which rank, and the chunks of them.
+struct row_blocks {
+  index_t total = 0;
+  int ranks = 1;
+  std::span<index_t const> counts; // empty: even shares
+
+  layout::range of(int rank) const {
+    if (counts.empty()) return layout::shard_of(total, ranks, rank);
+    index_t begin = 0;
+    for (int r = 0; r < rank; ++r) begin += counts[static_cast<std::size_t>(r)];
+    return {begin, begin + counts[static_cast<std::size_t>(rank)]};
+  }
+  layout::range chunk(int rank, int chunk, int chunks) const {
+    auto const block = of(rank), part = layout::shard_of(block.size(), chunks, chunk);
+    return {block.begin + part.begin, block.begin + part.end};
+  }
+  /// As many chunks as the longest block can be cut into, at most `wanted`: the same on all ranks.
+  int useful_chunks(int wanted) const {
+    index_t longest = 1;
+    for (int r = 0; r < ranks; ++r) longest = (std::max)(longest, of(r).size());
+    return longest < wanted ? narrow<int>(longest) : wanted;
+  }
+  /// Rows of the first chunk of all blocks; no other one has more.
+  index_t rows_in_chunk(int chunks) const {
+    index_t rows = 0;
+    for (int r = 0; r < ranks; ++r) rows += chunk(r, 0, chunks).size();
+    return rows;
+  }
+
+  /// `mine` and `all` are the rows of this rank's block and of all blocks.
+  void require(char const* operation, int rank, index_t mine, int chunks, site where) const {
+    if (chunks < 1)
+      throw config_error("E-parallel-091", where, operation, ": chunks is ", chunks, ", need 1 or more");
+    bool fits = counts.empty() || counts.size() == static_cast<std::size_t>(ranks);
+    index_t sum = 0;
+    for (auto each : counts) fits = fits && each >= 0, sum += each;
+    fits = fits && (counts.empty() || sum == total);
+    if (!fits)
+      throw size_error("E-parallel-090", where, operation, ": overlap_options::rows has ", counts.size(),
+                       " blocks of ", sum, " rows together, need ", ranks, " of ", total);
+    if (mine != of(rank).size())
+      throw size_error("E-parallel-090", where, operation, ": rank ", rank, " of ", ranks, " gave ", mine,
+                       " rows, and its block of ", total, " has ", of(rank).size());
+  }
+};
+
+/// Brings all ranks' rows to `all` and calls body(begin, end) for ranges of rows that are there, each row
+/// once: this rank's while the first peer's travel, and so on round the ranks.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T, memory_space M, class Body>
+void gather_rows(Ex& ex, Comm& comm, view<T, 2, M> all, view<T const, 2, M> mine, row_blocks const& blocks,
+                 int chunks, Body body, site where) {
+  auto const rank = comm.rank(), ranks = comm.size();
+  auto const rows_of = [&](int r) { return all.slice(0, blocks.of(r).begin, blocks.of(r).end); };
+  memory_span<T const, M> const own = mine.span(where);
+  if (auto const place = rows_of(rank); place.data() != mine.data())
+    exec::copy(ex, place.span(where), own, where);
+  for (int step = 0; step < ranks; ++step) {
+    typename Comm::request sent, arrives;
+    bool const more = step + 1 < ranks;
+    if (more) { // the same pairs at the same step on all ranks
+      auto const from = (rank + step + 1) % ranks, to = (rank + ranks - step - 1) % ranks;
+      arrives = comm.start_receive(rows_of(from).span(where), from, rows_travel, where);
+      sent = comm.start_send(own, to, rows_travel, where);
+    }
+    for (int c = 0; c < chunks; ++c) {
+      if (more) { // both begin, or go on, when they are asked
+        (void)sent.test();
+        (void)arrives.test();
+      }
+      auto const part = blocks.chunk((rank + step) % ranks, c, chunks);
+      if (!part.empty()) body(part.begin, part.end);
+    }
+    if (!more) return;
+    sent.wait();
+    arrives.wait();
+  }
+}
+
+/// `out` = this rank's rows of the sum over ranks of rows that product(part, begin, end) computes: chunk by
+/// chunk, each being summed while the next is computed, and the last while `in_the_shade` runs.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T, memory_space M, class Product,
+          class Shade>
+void scatter_rows(Ex& ex, Comm& comm, view<T, 2, M> out, row_blocks const& blocks, int wanted_chunks,
+                  comm::summation order, arena<M>& memory, Product product, Shade in_the_shade, site where) {
+  auto const rank = comm.rank(), ranks = comm.size();
+  auto const width = out.extent(1);
+  auto const chunks = blocks.useful_chunks(wanted_chunks);
+  arena_scope const scope(memory);
+  auto const room = blocks.rows_in_chunk(chunks);
+  view<T, 2, M> summands[2];
+  for (int i = 0; i < 2 && i < chunks; ++i) summands[i] = memory.template take<T, 2>({room, width}, where);
+  auto* const counts = ex.template handle<exec::scratch<row_blocks>>().template take<index_t>(ranks, where);
+  typename Comm::request pending[2];
+  for (int c = 0; c < chunks; ++c) {
+    auto& mine = pending[c % 2];
+    mine.wait(); // the chunk before the last: its summands' memory is used again
+    auto const& summand = summands[c % 2];
+    index_t row = 0;
+    for (int r = 0; r < ranks; ++r) {
+      auto const part = blocks.chunk(r, c, chunks);
+      counts[r] = part.size() * width;
+      if (part.empty()) continue;
+      product(summand.slice(0, row, row + part.size()), part.begin, part.end);
+      row += part.size();
+      (void)pending[1 - c % 2].test();
+    }
+    auto const begin = blocks.of(rank).begin;
+    auto const landing = blocks.chunk(rank, c, chunks);
+    mine = comm.start_reduce_scatter_v(out.slice(0, landing.begin - begin, landing.end - begin).span(where),
+                                       memory_span<T const, M>(summand.slice(0, 0, row).span(where)),
+                                       std::span<index_t const>(counts, static_cast<std::size_t>(ranks)),
+                                       {.order = order}, where);
+  }
+  in_the_shade();
+  pending[chunks % 2].wait();
+  pending[1 - chunks % 2].wait();
+}
+
+template <storage_scalar T, memory_space M>
+index_t scatter_rows_bytes(row_blocks const& blocks, int wanted_chunks, index_t width) {
+  auto const chunks = blocks.useful_chunks(wanted_chunks);
+  return (chunks < 2 ? 1 : 2) * arena<M>::template bytes_for<T>(blocks.rows_in_chunk(chunks) * width);
+}
+
+} // namespace tessera::inline TESSERA_ABI::parallel::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::parallel {
+
+/// The same on all ranks.
+struct overlap_options {
+  /// Rows of each rank's block; the blocks follow one another. Empty: even shares, by layout::shard_of.
+  std::span<index_t const> rows = {};
+  /// Pieces of each rank's block. More of them hide more of the messages; too short ones multiply slowly.
+  int chunks = 2;
+  /// How linear_scatter and gather_linear_backward add the ranks' summands.
+  comm::summation order = comm::summation::rank_order;
+};
+
+template <storage_scalar T, memory_space M = host_memory>
+struct gather_linear_options {
+  ops::linear_options<T, M> linear = {}; ///< Activation, over all rows.
+  /// [all rows, k]: receives all ranks' rows, which backward needs. `in` may be its own block of it. Empty:
+  /// they are in the arena for as long as the call takes.
+  view<T, 2, M> gathered = {};
+  overlap_options overlap = {};
+};
+
+/// Bytes that gather_linear of `rows` rows of width k takes from its arena if `gathered` is not given.
+template <storage_scalar T, memory_space M = host_memory>
+index_t gather_linear_scratch_bytes(index_t rows, index_t k, int ranks) {
+  return ranks == 1 ? 0 : arena<M>::template bytes_for<T>(rows * k);
+}
+/// Bytes that linear_scatter to width n takes, and gather_linear_backward where n is the width of `gathered`.
+template <storage_scalar T, memory_space M = host_memory>
+index_t linear_scatter_scratch_bytes(index_t rows, index_t n, int ranks,
+                                     overlap_options const& options = {}) {
+  return ranks == 1 ? 0 : detail::scatter_rows_bytes<T, M>({rows, ranks, options.rows}, options.chunks, n);
+}
+/// Bytes that linear_scatter_backward takes; n is the width of d_out.
+template <storage_scalar T, memory_space M = host_memory>
+index_t linear_scatter_backward_scratch_bytes(index_t rows, index_t n, int ranks) {
+  return gather_linear_scratch_bytes<T, M>(rows, n, ranks);
+}
+
+/// Where a communicator's messages stand in the memory that a space works in.
+template <class Comm, class Ex>
+concept overlaps_with = comm::communicator<Comm> && exec::space<Ex> &&
+    std::same_as<typename Comm::bulk_memory, typename Ex::memory>;
+
+/// out[all rows, n] = activation(x weight[n, k]^T + bias[n]), where x are the rows in[my rows, k] of all
+/// ranks. `in` is contiguous. Throws size_error (E-parallel-090, E-ops-001 to -003), config_error
+/// (E-parallel-091), out_of_memory where the arena is smaller than planned, and what the communicator throws.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T>
+  requires overlaps_with<Comm, Ex>
+void gather_linear(Ex& ex, Comm& comm, view<T, 2, typename Ex::memory> out,
+                   input<T, 2, typename Ex::memory> in, input<T, 2, typename Ex::memory> weight,
+                   input<T, 1, typename Ex::memory> bias,
+                   gather_linear_options<T, typename Ex::memory> options, arena<typename Ex::memory>& memory,
+                   site where = site::here()) {
+  using M = typename Ex::memory;
+  constexpr auto name = "gather_linear";
+  detail::row_blocks const blocks{out.extent(0), comm.size(), options.overlap.rows};
+  blocks.require(name, comm.rank(), in.extent(0), options.overlap.chunks, where);
+  ops::require_contiguous(name, "in", in, where);
+  arena_scope const scope(memory);
+  auto all = options.gathered;
+  if (all.data() != nullptr) {
+    ops::require_extents(name, "gathered", all, {out.extent(0), in.extent(1)}, where);
+    ops::require_contiguous(name, "gathered", all, where);
+  } else if (comm.size() > 1) {
+    all = memory.template take<T, 2>({out.extent(0), in.extent(1)}, where);
+  }
+  auto const multiply = [&](view<T const, 2, M> x, index_t begin, index_t end) {
+    auto part = options.linear;
+    if (part.pre_activation.data() != nullptr) part.pre_activation = part.pre_activation.slice(0, begin, end);
+    ops::linear(ex, out.slice(0, begin, end), x.slice(0, begin, end), weight, bias, part, where);
+  };
+  if (all.data() == nullptr) return multiply(in, 0, out.extent(0));
+  detail::gather_rows(
+      ex, comm, all, in, blocks, options.overlap.chunks,
+      [&](index_t begin, index_t end) { multiply(all, begin, end); }, where);
+}
+
+/// out[my rows, n] = this rank's block of the sum over ranks of in[all rows, k] weight[n, k]^T + bias[n],
+/// each rank with a k and a weight of its own. `out` is contiguous. A bias is for one rank to give, as a part
+/// of its summand; the others leave it out. Throws as gather_linear does.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T>
+  requires overlaps_with<Comm, Ex>
+void linear_scatter(Ex& ex, Comm& comm, view<T, 2, typename Ex::memory> out,
+                    input<T, 2, typename Ex::memory> in, input<T, 2, typename Ex::memory> weight,
+                    input<T, 1, typename Ex::memory> bias, overlap_options const& options,
+                    arena<typename Ex::memory>& memory, site where = site::here()) {
+  using M = typename Ex::memory;
+  constexpr auto name = "linear_scatter";
+  detail::row_blocks const blocks{in.extent(0), comm.size(), options.rows};
+  blocks.require(name, comm.rank(), out.extent(0), options.chunks, where);
+  ops::require_contiguous(name, "out", out, where);
+  if (comm.size() == 1) return ops::linear(ex, out, in, weight, bias, {}, where);
+  detail::scatter_rows(
+      ex, comm, out, blocks, options.chunks, options.order, memory,
+      [&](view<T, 2, M> part, index_t begin, index_t end) {
+        ops::linear(ex, part, in.slice(0, begin, end), weight, bias, {}, where);
+      },
+      [] {}, where);
+}
+
+/// The gradients of gather_linear, given d_out[all rows, n] and `gathered`: those of `in` are summed over the
+/// ranks and stand in this rank's block, gradients.input[my rows, k]; those of weight and bias are this
+/// rank's own. With an activation `scratch` is required. Throws as gather_linear does; config_error
+/// (E-parallel-091) also for accumulate_input and input_activation, which a sum over ranks does not have.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T, storage_scalar G>
+  requires overlaps_with<Comm, Ex>
+void gather_linear_backward(Ex& ex, Comm& comm, ops::linear_gradients<T, G, typename Ex::memory> gradients,
+                            input<T, 2, typename Ex::memory> d_out, input<T, 2, typename Ex::memory> gathered,
+                            input<T, 2, typename Ex::memory> weight,
+                            ops::linear_backward_options<T, typename Ex::memory> options,
+                            overlap_options const& overlap, arena<typename Ex::memory>& memory,
+                            site where = site::here()) {
+  using M = typename Ex::memory;
+  constexpr auto name = "gather_linear_backward";
+  detail::row_blocks const blocks{d_out.extent(0), comm.size(), overlap.rows};
+  blocks.require(name, comm.rank(), gradients.input.extent(0), overlap.chunks, where);
+  ops::require_contiguous(name, "the gradient of in", gradients.input, where);
+  if (options.accumulate_input || options.input_activation != ops::activation::none)
+    throw config_error("E-parallel-091", where, name,
+                       ": the gradient of `in` is a sum over ranks; it cannot "
+                       "be added to (accumulate_input) nor multiplied by a slope (input_activation)");
+  bool const activated = options.activation != ops::activation::none;
+  if (activated) ops::require_rows(name, "scratch", options.scratch, d_out.extents(), where);
+  auto const of_parameters = [&] {
+    ops::linear_backward(ex, ops::linear_gradients<T, G, M>{{}, gradients.weight, gradients.bias}, d_out,
+                         gathered, weight, options, where);
+  };
+  if (activated) { // leaves the gradient before the activation in scratch
+    of_parameters();
+    d_out = options.scratch;
+  }
+  auto const multiply = [&](view<T, 2, M> part, index_t begin, index_t end) {
+    ops::linear_backward(ex, ops::linear_gradients<T, G, M>{part, {}, {}}, d_out.slice(0, begin, end),
+                         gathered.slice(0, begin, end), weight, {}, where);
+  };
+  auto const in_the_shade = [&] {
+    if (!activated) of_parameters();
+  };
+  if (comm.size() > 1)
+    return detail::scatter_rows(ex, comm, gradients.input, blocks, overlap.chunks, overlap.order, memory,
+                                multiply, in_the_shade, where);
+  multiply(gradients.input, 0, d_out.extent(0));
+  in_the_shade();
+}
+
+/// The gradients of linear_scatter, given d_out[my rows, n] (contiguous): gradients.input[all rows, k] and
+/// those of weight and bias, all this rank's own. Give a bias gradient where a bias was given. Throws as
+/// gather_linear does; config_error (E-parallel-091) for an activation, which a summand does not have.
+template <exec::space Ex, comm::communicator Comm, storage_scalar T, storage_scalar G>
+  requires overlaps_with<Comm, Ex>
+void linear_scatter_backward(Ex& ex, Comm& comm, ops::linear_gradients<T, G, typename Ex::memory> gradients,
+                             input<T, 2, typename Ex::memory> d_out, input<T, 2, typename Ex::memory> in,
+                             input<T, 2, typename Ex::memory> weight,
+                             ops::linear_backward_options<T, typename Ex::memory> options,
+                             overlap_options const& overlap, arena<typename Ex::memory>& memory,
+                             site where = site::here()) {
+  using M = typename Ex::memory;
+  constexpr auto name = "linear_scatter_backward";
+  auto const rows = in.extent(0);
+  detail::row_blocks const blocks{rows, comm.size(), overlap.rows};
+  blocks.require(name, comm.rank(), d_out.extent(0), overlap.chunks, where);
+  ops::require_contiguous(name, "d_out", d_out, where);
+  if (options.activation != ops::activation::none)
+    throw config_error("E-parallel-091", where, name,
+                       ": what a rank adds to a sum over ranks has no activation of its own");
+  auto const of_input = [&](view<T const, 2, M> d, index_t begin, index_t end) {
+    if (gradients.input.data() == nullptr) return;
+    auto part = options;
+    if (part.input_activation != ops::activation::none)
+      part.input_pre_activation = part.input_pre_activation.slice(0, begin, end);
+    ops::linear_backward(ex, ops::linear_gradients<T, G, M>{gradients.input.slice(0, begin, end), {}, {}},
+                         d.slice(0, begin, end), in.slice(0, begin, end), weight, part, where);
+  };
+  auto const of_parameters = [&](view<T const, 2, M> d) {
+    ops::linear_backward(ex, ops::linear_gradients<T, G, M>{{}, gradients.weight, gradients.bias}, d, in,
+                         weight, {.accumulate = options.accumulate}, where);
+  };
+  if (comm.size() == 1) {
+    of_input(d_out, 0, rows);
+    return of_parameters(d_out);
+  }
+  arena_scope const scope(memory);
+  auto const all = memory.template take<T, 2>({rows, d_out.extent(1)}, where);
+  detail::gather_rows(
+      ex, comm, all, d_out, blocks, overlap.chunks,
+      [&](index_t begin, index_t end) { of_input(all, begin, end); }, where);
+  of_parameters(all);
+}
 
 } // namespace tessera::inline TESSERA_ABI::parallel
 
@@ -15456,7 +23941,20 @@ struct settings {
   std::string device = "host";
   index_t ranks = 1;
   index_t threads = 0;
+  std::string layout;
+  index_t data_ranks = 0;
+  index_t tensor = 1;
+  index_t pipeline = 1;
+  index_t context = 1;
   index_t zero_stage = 1;
+  index_t shard_group = 0;
+  bool sequence_parallel = false;
+  std::string context_form = "ring";
+  std::string context_shards = "zigzag";
+  std::string pipeline_schedule = "1f1b";
+  index_t chunks = 1;
+  std::string recompute = "none";
+  bool reproducible = false;
   double bucket_mib = 4;
 
   std::string run = "run";
@@ -15475,7 +23973,8 @@ struct settings {
 
 /// What a checkpoint says to another value of a setting.
 enum class binding {
-  refused, ///< It decides the run's numbers or their rounding: refused unless it is allowed by name.
+  refused, ///< It decides the run's numbers: refused unless it is allowed by name.
+  layout,  ///< It may decide their rounding: what is compared is the layout of the ranks, as a whole.
   free     ///< It does not.
 };
 
@@ -15550,7 +24049,7 @@ inline constexpr field fields[] = {
     {"Training", "micro_batch", &settings::micro_batch,
      "Sequences that one rank works on at once; lower it to save memory. Gradients add up over "
      "micro-batches.",
-     binding::refused, 1, 1 << 30},
+     binding::layout, 1, 1 << 30},
     {"Training", "learning_rate", &settings::learning_rate, "The largest learning rate of the schedule."},
     {"Training", "schedule", &settings::schedule,
      "The learning rate after warm-up: 'constant', 'linear' or 'cosine' down to the final share at the last "
@@ -15584,9 +24083,45 @@ inline constexpr field fields[] = {
     {"Layout", "threads", &settings::threads,
      "Threads of each rank on the host. 0: the machine's cores shared among the ranks.", binding::free, 0,
      4096},
+    {"Layout", "layout", &settings::layout,
+     "How the run lies over the ranks, in one line such as 'data 2 x tensor 2 x pipeline 2, zero 3, 1f1b': "
+     "instead of the settings from here to reproducible, which say the same one by one.",
+     binding::layout},
+    {"Layout", "data_ranks", &settings::data_ranks,
+     "Ranks that take different samples. 0: as many as tensor, pipeline and context leave.", binding::layout,
+     0, 4096},
+    {"Layout", "tensor", &settings::tensor, "Ranks that share each matrix; heads must be a multiple of it.",
+     binding::layout, 1, 4096},
+    {"Layout", "pipeline", &settings::pipeline, "Ranks that share the layers, one stretch of them each.",
+     binding::layout, 1, 4096},
+    {"Layout", "context", &settings::context, "Ranks that share each sequence.", binding::layout, 1, 4096},
     {"Layout", "zero_stage", &settings::zero_stage,
-     "1 shares the optimizer's state among the ranks (ZeRO-1); 0 gives each rank all of it.",
-     binding::refused, 0, 1},
+     "What the ranks with different samples share (ZeRO): 0 nothing, 1 the optimizer's state, 2 the "
+     "gradients "
+     "too, 3 the weights too.",
+     binding::layout, 0, 3},
+    {"Layout", "shard_group", &settings::shard_group,
+     "Share among this many neighbouring ranks, and replicate that over the others. 0: among all.",
+     binding::layout, 0, 4096},
+    {"Layout", "sequence_parallel", &settings::sequence_parallel,
+     "Tensor ranks share the rows between matrices too: less memory for the same messages.", binding::layout},
+    {"Layout", "context_form", &settings::context_form,
+     "Attention over a shared sequence: 'ring' passes keys and values round, 'exchange' heads against "
+     "sequence.",
+     binding::layout, 0, 0, "ring|exchange"},
+    {"Layout", "context_shards", &settings::context_shards,
+     "Which part of a sequence a rank has: 'zigzag' balances the work, 'contiguous' is one stretch.",
+     binding::layout, 0, 0, "zigzag|contiguous"},
+    {"Layout", "pipeline_schedule", &settings::pipeline_schedule,
+     "Order of forwards and backwards on the pipeline's ranks. All give the same bits.", binding::free, 0, 0,
+     "1f1b|gpipe|interleaved|zero_bubble"},
+    {"Layout", "chunks", &settings::chunks,
+     "Stretches of layers on each pipeline rank, with the interleaved schedule.", binding::free, 1, 4096},
+    {"Layout", "recompute", &settings::recompute,
+     "What backward computes again to save memory: nothing, attention, or all of a block.", binding::free, 0,
+     0, "none|attention|unit"},
+    {"Layout", "reproducible", &settings::reproducible,
+     "The same bits on any number of data and pipeline ranks, for more memory and time.", binding::layout},
     {"Layout", "bucket_mib", &settings::bucket_mib,
      "Gradients are reduced in pieces of about this many MiB while the backward pass runs.", binding::free,
      0.001, 65536},
@@ -15860,6 +24395,214 @@ void require_agreement(Comm& comm, settings const& mine, site where = site::here
 } // namespace tessera::inline TESSERA_ABI::train
 
 #endif
+/// Brings what the ranks hold of one unit to rank 0 and puts the whole tensors together there.
+#ifndef TESSERA_TRAIN_DETAIL_COLLECTED_UNIT_HPP
+#define TESSERA_TRAIN_DETAIL_COLLECTED_UNIT_HPP
+
+#include <algorithm>
+
+/// A model that is spread over ranks, as a checkpoint sees it: every unit whole, by its parameters' names and
+/// shapes, and what this rank keeps of each. Which ranks share a unit, and how, is no matter here: a
+/// parameter map says which elements of the whole its elements are (layout/parameters.hpp).
+///
+///     train::whole_model whole{maps_of_all_units, {"exp_avg", "exp_avg_sq"}};
+///     auto const part = [&](std::size_t unit) -> train::unit_part<float> { ... };
+///     train::save_checkpoint(comm, ex, folder, state, whole, part);
+#ifndef TESSERA_TRAIN_MODEL_PARTS_HPP
+#define TESSERA_TRAIN_MODEL_PARTS_HPP
+
+#include <concepts>
+#include <string>
+#include <vector>
+
+namespace tessera::inline TESSERA_ABI::train {
+
+/// The same on every rank.
+struct whole_model {
+  std::vector<layout::parameter_map> units; ///< As one rank alone would hold them.
+  std::vector<std::string> arrays;          ///< Of the optimizer's state, such as "exp_avg".
+};
+
+/// What this rank keeps of one unit.
+template <storage_scalar T, memory_space Memory = host_memory>
+struct unit_part {
+  layout::parameter_map const* map = nullptr; ///< Of this rank's block of it; null: it has nothing of it.
+  int tensor_rank = 0;                        ///< Among the ranks that hold parts of the same matrices.
+  layout::range weights_at{};                 ///< Of the block: which weights are here.
+  memory_span<T, Memory> weights{};
+  layout::range state_at{};                        ///< Which state is here.
+  std::vector<memory_span<float, Memory>> state{}; ///< One span for each of whole_model::arrays.
+  /// What this rank writes of the block, inside both: over the ranks that hold the same block these ranges
+  /// are disjoint and cover it (layout::ownership). Of parameters that several tensor ranks hold, the rank
+  /// that counts them writes (layout::counts).
+  layout::range counted{};
+};
+
+/// part(u): what this rank keeps of unit u of the whole model.
+template <class P, class T, class Memory>
+concept keeps_parts = storage_scalar<T> && memory_space<Memory> && requires(P const& part, std::size_t unit) {
+  { part(unit) } -> std::same_as<unit_part<T, Memory>>;
+};
+
+/// The model of a store that holds all of it, without an optimizer.
+template <exec::space Ex, storage_scalar T, storage_scalar G>
+whole_model whole_model_of(nn::parameter_store<Ex, T, G> const& store) {
+  whole_model whole;
+  for (std::size_t u = 0; u < store.units(); ++u) whole.units.push_back(store.parameters(u));
+  return whole;
+}
+/// With the optimizer of replicas (parallel/data_parallel.hpp).
+template <exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
+whole_model whole_model_of(nn::parameter_store<Ex, T, G> const& store, Replicas& replicas) {
+  auto whole = whole_model_of(store);
+  if (replicas.units() > 0)
+    for (auto const& array : replicas.optimizer(0).state()) whole.arrays.emplace_back(array.name);
+  return whole;
+}
+
+/// What a rank keeps of a model whose weights are replicated on all ranks of `comm`. Borrows all three.
+template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
+auto replicated_parts(Comm& comm, nn::parameter_store<Ex, T, G>& store, Replicas& replicas) {
+  return [&comm, &store, &replicas](std::size_t u) {
+    auto const size = store.unit_range(u).size();
+    unit_part<T, typename Ex::memory> part{.map = &store.parameters(u),
+                                           .weights_at = {0, size},
+                                           .weights = store.weights(u),
+                                           .state_at = replicas.owned(u),
+                                           .counted = layout::ownership{comm.rank(), comm.size()}.of(size)};
+    for (auto const& array : replicas.optimizer(u).state()) part.state.push_back(array.values);
+    return part;
+  };
+}
+
+} // namespace tessera::inline TESSERA_ABI::train
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::train::detail {
+
+template <class Span>
+Span part_of(Span all, layout::range part) {
+  return all.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
+}
+
+/// A stretch of a whole parameter, and where it stands among what came from the ranks.
+struct collected_stretch {
+  index_t parameter = 0; ///< Number in the map of the whole unit.
+  index_t first = 0;     ///< Element of the whole parameter.
+  index_t size = 0;
+  index_t at = 0;
+};
+
+/// The stretches that `part` writes, counted from the beginning of part.counted.
+template <storage_scalar T, memory_space Memory>
+std::vector<collected_stretch> stretches_of(layout::parameter_map const& whole,
+                                            unit_part<T, Memory> const& part) {
+  std::vector<collected_stretch> found;
+  if (part.map == nullptr) return found;
+  layout::parameter const* last = nullptr;
+  index_t number = 0;
+  for (auto const& s : layout::segments_of(*part.map, part.counted)) {
+    if (!layout::counts(*s.whole, part.tensor_rank)) continue;
+    if (s.whole != last) {
+      auto const same = [&](layout::parameter const& p) { return p.name == s.whole->name; };
+      number = std::find_if(whole.begin(), whole.end(), same) - whole.begin();
+      last = s.whole;
+    }
+    found.push_back({number, s.first_element, s.in_block.size(), s.in_block.begin - part.counted.begin});
+  }
+  return found;
+}
+
+/// Called by every rank of `comm`, in the same order.
+template <comm::communicator Comm, exec::space Ex>
+class collected_unit {
+  using memory = typename Ex::memory;
+
+public:
+  collected_unit(Comm& comm, Ex& ex) : comm_(comm), ex_(ex) {}
+
+  /// Learns which ranks hold what of a unit. Cost: two small messages.
+  template <storage_scalar T>
+  void select(layout::parameter_map const& whole, unit_part<T, memory> const& part) {
+    whole_ = &whole;
+    auto const mine = stretches_of(whole, part);
+    constexpr auto words = static_cast<index_t>(sizeof(collected_stretch) / sizeof(index_t));
+    index_t const sizes[] = {part.counted.size(), static_cast<index_t>(mine.size()) * words};
+    std::vector<index_t> all(2 * static_cast<std::size_t>(comm_.size()));
+    comm_.all_gather(std::span<index_t>(all), std::span<index_t const>(sizes));
+    counts_.clear();
+    std::vector<index_t> word_counts;
+    index_t stretches = 0;
+    for (std::size_t r = 0; r < all.size(); r += 2) {
+      counts_.push_back(all[r]);
+      word_counts.push_back(all[r + 1]);
+      stretches += all[r + 1] / words;
+    }
+    stretches_.assign(is_root() ? static_cast<std::size_t>(stretches) : 0, {});
+    comm_.gather_v(words_of(std::span(stretches_)), words_of(std::span(mine)), word_counts, 0);
+    auto next = stretches_.begin();
+    index_t before = 0;
+    for (std::size_t r = 0; r < counts_.size() && is_root(); before += counts_[r], ++r)
+      for (index_t n = 0; n < word_counts[r] / words; ++n) (next++)->at += before;
+    std::sort(stretches_.begin(), stretches_.end(), [](auto const& a, auto const& b) {
+      return a.parameter != b.parameter ? a.parameter < b.parameter : a.first < b.first;
+    });
+  }
+
+  /// One array of the unit selected: every rank gives part.counted of it, rank 0 gets all. Cost: one message.
+  template <storage_scalar S>
+  std::vector<S> collect(memory_span<S const, memory> counted, site where) {
+    index_t all = 0;
+    for (auto count : counts_) all += is_root() ? count : 0;
+    tensor<S, 1, memory> here({all}, {}, where);
+    comm_.gather_v(here.span(), counted, counts_, 0, where);
+    std::vector<S> values(static_cast<std::size_t>(all));
+    copy(ex_, std::span(values), memory_span<S const, memory>(here.span()), where);
+    return values;
+  }
+
+  /// Parameter `number` of the unit, out of what `collect` returned; on rank 0. Throws size_error
+  /// (E-train-064) where some of it came from no rank, or from two.
+  template <storage_scalar S>
+  std::vector<S> whole(std::size_t number, std::vector<S> const& collected, site where) const {
+    auto const& p = (*whole_)[number];
+    std::vector<S> values(static_cast<std::size_t>(p.whole_size()));
+    index_t end = 0;
+    auto complete = true;
+    for (auto const& s : stretches_) {
+      if (s.parameter != static_cast<index_t>(number)) continue;
+      complete = complete && s.first == end && s.size <= p.whole_size() - end;
+      if (!complete) break;
+      end += s.size;
+      std::copy_n(collected.begin() + s.at, s.size, values.begin() + s.first);
+    }
+    if (!complete || end != p.whole_size())
+      throw size_error("E-train-064", where, "of the ", p.whole_size(), " elements of ", p.name, ", element ",
+                       end, " is written by no rank, or by two; every element must be counted once");
+    return values;
+  }
+
+private:
+  bool is_root() const { return comm_.rank() == 0; }
+
+  template <class Stretch>
+  static auto words_of(std::span<Stretch> list) {
+    using word = std::conditional_t<std::is_const_v<Stretch>, index_t const, index_t>;
+    constexpr auto words = sizeof(collected_stretch) / sizeof(index_t);
+    return std::span<word>(reinterpret_cast<word*>(list.data()), list.size() * words);
+  }
+
+  Comm& comm_;
+  Ex& ex_;
+  layout::parameter_map const* whole_ = nullptr;
+  std::vector<index_t> counts_; ///< Elements from each rank.
+  std::vector<collected_stretch> stretches_;
+};
+
+} // namespace tessera::inline TESSERA_ABI::train::detail
+
+#endif
 /// Compares the tensors that a file holds with those that a model has, as exact sets.
 #ifndef TESSERA_TRAIN_DETAIL_TENSOR_SETS_HPP
 #define TESSERA_TRAIN_DETAIL_TENSOR_SETS_HPP
@@ -15934,7 +24677,8 @@ inline void require_equal_sets(tensor_sets const& sets, std::string const& path,
 
 namespace tessera::inline TESSERA_ABI::train {
 
-/// In the table's order: every setting, or those alone that decide the run's numbers.
+/// In the table's order: every setting, or those alone that decide the run's numbers and are compared one by
+/// one.
 inline io::json json_of(settings const& s, bool bound_alone = false) {
   auto object = io::json::object();
   for (auto const& f : fields)
@@ -15984,18 +24728,18 @@ struct run_state {
   std::string optimizer = "adamw";
   std::string data; ///< The corpus's fingerprint.
   index_t vocabulary = 0;
-  index_t ranks = 1; ///< With zero_stage and micro_batch: the layout.
+  std::string layout; ///< What decides the rounding of sums over ranks (rounding_of in model_settings.hpp).
 };
 
 /// Of the settings, those that decide the numbers: where a run lies and how often it speaks is not its state.
 inline io::json json_of(run_state const& s) {
-  return {{"format", "tessera run 1"},
+  return {{"format", "tessera run 2"},
           {"step", s.step},
           {"position", s.position},
           {"optimizer", s.optimizer},
           {"data", s.data},
           {"vocabulary", s.vocabulary},
-          {"ranks", s.ranks},
+          {"layout", s.layout},
           {"settings", json_of(s.chosen, true)}};
 }
 
@@ -16003,15 +24747,15 @@ inline io::json json_of(run_state const& s) {
 inline run_state run_state_of(io::json const& object, std::string const& source, site where = site::here()) {
   try {
     io::json_reader read(object, source, where);
-    if (read.required<std::string>("format", where) != "tessera run 1")
-      throw io_error("E-train-050", where, source, " is of another format than \"tessera run 1\"");
+    if (read.required<std::string>("format", where) != "tessera run 2")
+      throw io_error("E-train-050", where, source, " is of another format than \"tessera run 2\"");
     run_state s;
     s.step = read.required<index_t>("step", where);
     s.position = read.required<index_t>("position", where);
     s.optimizer = read.required<std::string>("optimizer", where);
     s.data = read.required<std::string>("data", where);
     s.vocabulary = read.required<index_t>("vocabulary", where);
-    s.ranks = read.required<index_t>("ranks", where);
+    s.layout = read.required<std::string>("layout", where);
     read.section("settings", where);
     read.finish(where);
     s.chosen = settings_of(object.at("settings"), source + ": settings", where);
@@ -16033,7 +24777,7 @@ inline std::vector<run_difference> differences(run_state const& saved, run_state
   };
   compare("data", saved.data, current.data);
   compare("optimizer", saved.optimizer, current.optimizer);
-  compare("ranks", std::to_string(saved.ranks), std::to_string(current.ranks));
+  compare("layout", saved.layout, current.layout);
   for (auto const& f : fields)
     if (f.bound == binding::refused)
       compare(f.name, value_text(saved.chosen, f), value_text(current.chosen, f));
@@ -16049,7 +24793,7 @@ inline void require_same(run_state const& saved, run_state const& current,
     return std::find(allowed.begin(), allowed.end(), name) != allowed.end();
   };
   for (auto const& name : allowed)
-    if (name != "data" && name != "optimizer" && name != "ranks") (void)field_of(name, where);
+    if (name != "data" && name != "optimizer") (void)field_of(name, where);
   std::string list, remedy;
   for (auto const& d : differences(saved, current)) {
     if (is_allowed(d.name)) continue;
@@ -16071,13 +24815,15 @@ inline void require_same(run_state const& saved, run_state const& current,
 /// optimizer.safetensors (NAME.master, NAME.exp_avg, NAME.exp_avg_sq), state.json, for a learnt tokenizer
 /// tokenizer.model, and the manifest that makes it a checkpoint (io/commit.hpp).
 ///
-///     save_checkpoint(comm, "run/checkpoints", state, model.store(), replicas, {.keep = 3});
+///     save_checkpoint<bf16>(comm, ex, "run/checkpoints", state, whole, parts, {.keep = 3});
 ///     auto const latest = latest_checkpoint(comm, "run/checkpoints");        // "" if there is none
 ///     auto const state = read_state(comm, latest);
-///     load_checkpoint(comm, ex, latest, model.store(), replicas);
+///     load_checkpoint<bf16>(comm, ex, latest, whole, parts);
 ///
-/// Called by every rank. Rank 0 writes; the optimizer's shards come to it unit by unit, so that no rank ever
-/// holds the whole state. Whatever goes wrong on one rank, all of them throw.
+/// Called by every rank. Rank 0 writes; what the ranks count of a unit (train/model_parts.hpp) comes to it
+/// unit by unit, so that no rank ever holds more than one unit whole. To load is to read: each rank takes the
+/// elements that it keeps, so a checkpoint of any layout goes on under any other, and there is nothing to
+/// merge or to reshard. Whatever goes wrong on one rank, all of them throw.
 /// Exists under TESSERA_WITH_JSON and TESSERA_WITH_XXHASH.
 #ifndef TESSERA_TRAIN_CHECKPOINT_HPP
 #define TESSERA_TRAIN_CHECKPOINT_HPP
@@ -16090,108 +24836,116 @@ namespace tessera::inline TESSERA_ABI::train {
 
 namespace detail {
 
-template <storage_scalar T, exec::space Ex, storage_scalar G>
-std::vector<io::tensor_entry> weight_entries(nn::parameter_store<Ex, T, G> const& store) {
-  std::vector<io::tensor_entry> entries;
-  store.for_each([&](layout::parameter const& p, layout::range) {
-    entries.push_back({p.name, io::dtype_of<T>(), p.shape});
-  });
-  return entries;
-}
-
-/// One array of one parameter in the optimizer's file.
-struct state_tensor {
+/// One tensor of a file: an array of a parameter.
+struct file_tensor {
   std::string name; ///< Such as "wte.weight.exp_avg".
-  std::size_t unit = 0;
-  layout::parameter const* whole = nullptr;
-  std::size_t array = 0; ///< Number among the optimizer's arrays.
+  std::size_t unit = 0, parameter = 0, array = 0;
 };
 
-/// All of them in the order of the file, which is that of their names.
-template <exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
-std::vector<state_tensor> state_tensors(nn::parameter_store<Ex, T, G> const& store, Replicas& replicas) {
-  std::vector<state_tensor> tensors;
-  for (std::size_t u = 0; u < store.units(); ++u) {
-    auto const arrays = replicas.optimizer(u).state();
-    for (auto const& p : store.parameters(u))
-      for (std::size_t a = 0; a < arrays.size(); ++a)
-        tensors.push_back({tessera::text_of(p.name, ".", arrays[a].name), u, &p, a});
-  }
+/// All of them in the order of the file, which is that of their names. `suffixes`: one for each array.
+inline std::vector<file_tensor> file_tensors(whole_model const& whole,
+                                             std::vector<std::string> const& suffixes) {
+  std::vector<file_tensor> tensors;
+  for (std::size_t u = 0; u < whole.units.size(); ++u)
+    for (std::size_t p = 0; p < whole.units[u].size(); ++p)
+      for (std::size_t a = 0; a < suffixes.size(); ++a)
+        tensors.push_back({whole.units[u][p].name + suffixes[a], u, p, a});
   std::sort(tensors.begin(), tensors.end(), [](auto const& a, auto const& b) { return a.name < b.name; });
   return tensors;
 }
 
-inline std::vector<io::tensor_entry> entries_of(std::vector<state_tensor> const& tensors) {
+inline std::vector<io::tensor_entry> entries_of(whole_model const& whole,
+                                                std::vector<file_tensor> const& tensors, io::dtype type) {
   std::vector<io::tensor_entry> entries;
-  for (auto const& t : tensors) entries.push_back({t.name, io::dtype::f32, t.whole->shape});
+  for (auto const& t : tensors)
+    entries.push_back({t.name, type, whole.units[t.unit][t.parameter].whole_shape});
   return entries;
 }
 
-/// The elements of a span, for the host to read.
-template <exec::space Ex, span_in<typename Ex::memory> Span>
-std::vector<typename Span::value_type> on_host(Ex& ex, Span values, site where) {
-  std::vector<typename Span::value_type> copied(values.size());
-  copy(ex, std::span(copied), values, where);
-  return copied;
+inline std::vector<std::string> state_suffixes(whole_model const& whole) {
+  std::vector<std::string> suffixes;
+  for (auto const& array : whole.arrays) suffixes.push_back("." + array);
+  return suffixes;
 }
 
-template <class Span>
-Span part_of(Span all, layout::range part) {
-  return all.subspan(static_cast<std::size_t>(part.begin), static_cast<std::size_t>(part.size()));
+/// What this rank writes of its weights, or of an array of its state.
+template <storage_scalar T, memory_space Memory>
+memory_span<T const, Memory> counted_weights(unit_part<T, Memory> const& part) {
+  if (part.counted.empty()) return {};
+  return part_of(memory_span<T const, Memory>(part.weights),
+                 {part.counted.begin - part.weights_at.begin, part.counted.end - part.weights_at.begin});
+}
+template <storage_scalar T, memory_space Memory>
+memory_span<float const, Memory> counted_state(unit_part<T, Memory> const& part, std::size_t array) {
+  if (part.counted.empty()) return {};
+  return part_of(memory_span<float const, Memory>(part.state[array]),
+                 {part.counted.begin - part.state_at.begin, part.counted.end - part.state_at.begin});
 }
 
-/// Brings one unit's state from the ranks that keep it to rank 0. Called by every rank.
-template <comm::communicator Comm, exec::space Ex, class Replicas>
-class unit_gatherer {
-public:
-  unit_gatherer(Comm& comm, Ex& ex, Replicas& replicas) : comm_(comm), ex_(ex), replicas_(replicas) {}
+/// Writes one file of the checkpoint, tensor by tensor; `counted(part, array)` is what a rank gives.
+template <storage_scalar S, storage_scalar T, comm::communicator Comm, exec::space Ex,
+          keeps_parts<T, typename Ex::memory> Parts, class Counted>
+void write_file(Comm& comm, Ex& ex, std::optional<io::commit_writer>& commit, std::string const& name,
+                whole_model const& whole, std::vector<std::string> const& suffixes, Parts const& parts,
+                Counted const& counted, site where) {
+  auto const tensors = file_tensors(whole, suffixes);
+  std::optional<io::safetensors_writer> file;
+  on_root(
+      comm,
+      [&] {
+        file.emplace(commit->path(name), entries_of(whole, tensors, io::dtype_of<S>()),
+                     std::map<std::string, std::string>{{"format", "pt"}}, where);
+      },
+      where);
 
-  /// Array `a` of unit `u`, whole; on rank 0 alone.
-  std::span<float const> whole(std::size_t u, index_t block_size, std::size_t a) {
-    if (u != unit_) gather(u, block_size);
-    return gathered_.empty() ? std::span<float const>{} : std::span<float const>(gathered_[a]);
-  }
-
-private:
-  void gather(std::size_t u, index_t block_size) {
-    unit_ = u;
-    gathered_.clear();
-    layout::ownership const who{comm_.rank(), comm_.size()};
-    std::vector<index_t> counts;
-    for (int r = 0; r < who.ranks; ++r) counts.push_back(who.of(block_size, r).size());
-    using memory = typename Ex::memory;
-    auto const is_root = comm_.rank() == 0;
-    for (auto const& array : replicas_.optimizer(u).state()) {
-      if (replicas_.options().zero == 0) {
-        if (is_root) gathered_.push_back(on_host(ex_, array.values, site::here()));
-        continue;
+  // Every rank takes part in every gather, also after rank 0 could not write: nobody may be left waiting.
+  collected_unit<Comm, Ex> unit(comm, ex);
+  std::vector<std::vector<S>> collected(suffixes.size());
+  auto selected = static_cast<std::size_t>(-1);
+  std::exception_ptr failure;
+  for (auto const& t : tensors) {
+    if (t.unit != selected) {
+      auto const part = parts(selected = t.unit);
+      unit.select(whole.units[t.unit], part);
+      for (std::size_t a = 0; a < suffixes.size(); ++a) {
+        collected[a].clear(); // one unit at a time
+        collected[a] = unit.template collect<S>(counted(part, a), where);
       }
-      tensor<float, 1, memory> all({is_root ? block_size : 0});
-      comm_.gather_v(all.span(), memory_span<float const, memory>(array.values), counts, 0);
-      if (is_root) gathered_.push_back(on_host(ex_, all.span(), site::here()));
+    }
+    if (comm.rank() != 0 || failure) continue;
+    try {
+      auto const values = unit.whole(t.parameter, collected[t.array], where);
+      file->write(t.name, std::as_bytes(std::span(values)), where);
+    } catch (std::exception const&) {
+      failure = std::current_exception();
     }
   }
+  on_root(
+      comm,
+      [&] {
+        if (failure) std::rethrow_exception(failure);
+        commit->add(name, file->commit(where));
+      },
+      where);
+}
 
-  Comm& comm_;
-  Ex& ex_;
-  Replicas& replicas_;
-  std::size_t unit_ = static_cast<std::size_t>(-1);
-  std::vector<std::vector<float>> gathered_;
-};
-
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-void write_weights(io::commit_writer& commit, Ex& ex, nn::parameter_store<Ex, T, G> const& store,
-                   site where) {
-  std::map<std::string, layout::range> places;
-  store.for_each([&](layout::parameter const& p, layout::range r) { places[p.name] = r; });
-  io::safetensors_writer file(commit.path("model.safetensors"), weight_entries<T>(store), {{"format", "pt"}},
-                              where);
-  auto const order = file.entries();
-  for (auto const& entry : order) {
-    auto const values = on_host(ex, part_of(store.weights(), places.at(entry.name)), where);
-    file.write(entry.name, std::as_bytes(std::span(values)), where);
+/// Reads the elements `at` of a block, each from where it stands in its whole tensor.
+template <storage_scalar S, exec::space Ex>
+void read_block(Ex& ex, io::safetensors_file const& file, std::string const& suffix,
+                layout::parameter_map const& map, layout::range at, memory_span<S, typename Ex::memory> out,
+                site where) {
+  for (auto const& p : map) {
+    auto const wanted = layout::intersection(p.where(), at);
+    if (wanted.empty()) continue;
+    std::vector<S> values(static_cast<std::size_t>(wanted.size()));
+    for (auto const& s : layout::segments_of(map, wanted))
+      file.read_part(
+          p.name + suffix, s.first_element,
+          part_of(std::span(values), {s.in_block.begin - wanted.begin, s.in_block.end - wanted.begin}),
+          where);
+    copy(ex, part_of(out, {wanted.begin - at.begin, wanted.end - at.begin}), std::span<S const>(values),
+         where);
   }
-  commit.add("model.safetensors", file.commit(where));
 }
 
 } // namespace detail
@@ -16203,57 +24957,54 @@ struct save_options {
 
 /// Writes the checkpoint of `state.step` and returns its folder. Throws io_error on all ranks if the disk is
 /// full or the like, numeric_error if a weight is not finite: what stood there before is kept.
-template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
+template <storage_scalar T, comm::communicator Comm, exec::space Ex,
+          keeps_parts<T, typename Ex::memory> Parts>
 std::string save_checkpoint(Comm& comm, Ex& ex, std::string const& folder, run_state const& state,
-                            nn::parameter_store<Ex, T, G> const& store, Replicas& replicas,
-                            save_options const& options = {}, site where = site::here()) {
+                            whole_model const& whole, Parts const& parts, save_options const& options = {},
+                            site where = site::here()) {
+  using memory = typename Ex::memory;
+  using part_type = unit_part<T, memory>;
   std::optional<io::commit_writer> commit;
-  std::optional<io::safetensors_writer> file;
-  auto const tensors = detail::state_tensors(store, replicas);
-  on_root(
+  together(
       comm,
       [&] {
-        if (!ops::all_finite(ex,
-                             view<T const, 1, typename Ex::memory>(store.weights().data(), {store.size()})))
-          throw numeric_error("E-train-061", where, "a weight is not finite after step ", state.step,
-                              "; no checkpoint is made of it");
-        commit.emplace(folder, state.step, where);
-        detail::write_weights(*commit, ex, store, where);
-        file.emplace(commit->path("optimizer.safetensors"), detail::entries_of(tensors),
-                     std::map<std::string, std::string>{{"format", "pt"}}, where);
+        for (std::size_t u = 0; u < whole.units.size(); ++u) {
+          auto const part = parts(u);
+          auto const mine = detail::counted_weights(part);
+          if (!ops::all_finite(ex,
+                               view<T const, 1, memory>(mine.data(), {static_cast<index_t>(mine.size())})))
+            throw numeric_error("E-train-061", where, "a weight is not finite after step ", state.step,
+                                "; no checkpoint is made of it");
+        }
+        if (comm.rank() == 0) commit.emplace(folder, state.step, where);
       },
       where);
-
-  // Every rank takes part in every gather, also after rank 0 could not write: nobody may be left waiting.
-  detail::unit_gatherer<Comm, Ex, Replicas> gatherer(comm, ex, replicas);
-  std::exception_ptr failure;
-  for (auto const& t : tensors) {
-    auto const whole = gatherer.whole(t.unit, store.unit_range(t.unit).size(), t.array);
-    if (comm.rank() != 0 || failure) continue;
-    try {
-      file->write(t.name,
-                  std::as_bytes(whole.subspan(static_cast<std::size_t>(t.whole->offset),
-                                              static_cast<std::size_t>(t.whole->size))),
-                  where);
-    } catch (error const&) {
-      failure = std::current_exception();
-    }
-  }
-
-  std::string path;
-  on_root(
+  detail::write_file<T, T>(
+      comm, ex, commit, "model.safetensors", whole, {""}, parts,
+      [](part_type const& part, std::size_t) { return detail::counted_weights(part); }, where);
+  detail::write_file<float, T>(
+      comm, ex, commit, "optimizer.safetensors", whole, detail::state_suffixes(whole), parts,
+      [](part_type const& part, std::size_t array) { return detail::counted_state(part, array); }, where);
+  return from_root(
       comm,
       [&] {
-        if (failure) std::rethrow_exception(failure);
-        commit->add("optimizer.safetensors", file->commit(where));
         if (!options.tokenizer_model.empty())
           io::write_file(commit->path("tokenizer.model"), options.tokenizer_model, where);
         io::write_json(commit->path("state.json"), json_of(state), where);
-        path = commit->commit(where).path;
+        auto const path = commit->commit(where).path;
         io::prune_commits(folder, options.keep, where);
+        return path;
       },
       where);
-  return shared_text(comm, path);
+}
+
+/// The same of a model that is replicated on all ranks of `comm` (parallel/data_parallel.hpp).
+template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
+std::string save_checkpoint(Comm& comm, Ex& ex, std::string const& folder, run_state const& state,
+                            nn::parameter_store<Ex, T, G>& store, Replicas& replicas,
+                            save_options const& options = {}, site where = site::here()) {
+  return save_checkpoint<T>(comm, ex, folder, state, whole_model_of(store, replicas),
+                            replicated_parts(comm, store, replicas), options, where);
 }
 
 /// The folder of the newest checkpoint, every byte of it checked; empty if there is none. What a killed run
@@ -16302,48 +25053,57 @@ run_state read_state(Comm& comm, std::string const& checkpoint, site where = sit
   return state;
 }
 
-/// Reads the weights of a model, all ranks of them all. Throws io_error that lists the missing, unexpected
-/// and misshapen tensors as exact sets.
+/// Reads the weights of a model that is whole on this rank. Throws io_error that lists the missing,
+/// unexpected and misshapen tensors as exact sets.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
 void load_weights(Ex& ex, std::string const& checkpoint, nn::parameter_store<Ex, T, G>& store,
                   site where = site::here()) {
+  auto const whole = whole_model_of(store);
   io::safetensors_file const file(checkpoint + "/model.safetensors", where);
-  detail::require_equal_sets(detail::compare_tensors(detail::weight_entries<T>(store), file.entries()),
-                             file.path(), where);
-  store.for_each([&](layout::parameter const& p, layout::range r) {
-    std::vector<T> values(static_cast<std::size_t>(p.size));
-    file.read(p.name, std::span(values), where);
-    copy(ex, detail::part_of(store.weights(), r), std::span<T const>(values), where);
-  });
+  auto const wanted = detail::entries_of(whole, detail::file_tensors(whole, {""}), io::dtype_of<T>());
+  detail::require_equal_sets(detail::compare_tensors(wanted, file.entries()), file.path(), where);
+  for (std::size_t u = 0; u < store.units(); ++u)
+    detail::read_block<T>(ex, file, "", store.parameters(u), {0, store.unit_range(u).size()},
+                          store.weights(u), where);
 }
 
-/// Reads weights and optimizer state into whatever layout the ranks have now: each takes the part it keeps.
-/// After it the run goes on with the same bits.
-template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
-void load_checkpoint(Comm& comm, Ex& ex, std::string const& checkpoint, nn::parameter_store<Ex, T, G>& store,
-                     Replicas& replicas, site where = site::here()) {
+/// Reads weights and optimizer state into whatever layout the ranks have now: each rank reads the elements
+/// that it keeps, out of the whole tensors. Under the layout that wrote them, the run goes on with the same
+/// bits. Throws as `load_weights`, on all ranks.
+template <storage_scalar T, comm::communicator Comm, exec::space Ex,
+          keeps_parts<T, typename Ex::memory> Parts>
+void load_checkpoint(Comm& comm, Ex& ex, std::string const& checkpoint, whole_model const& whole,
+                     Parts const& parts, site where = site::here()) {
+  auto const open = [&](char const* name, std::vector<std::string> const& suffixes, io::dtype type) {
+    io::safetensors_file file(checkpoint + name, where);
+    auto const wanted = detail::entries_of(whole, detail::file_tensors(whole, suffixes), type);
+    detail::require_equal_sets(detail::compare_tensors(wanted, file.entries()), file.path(), where);
+    return file;
+  };
   together(
       comm,
       [&] {
-        load_weights(ex, checkpoint, store, where);
-        replicas.start_from_weights(ex);
-        io::safetensors_file const file(checkpoint + "/optimizer.safetensors", where);
-        auto const tensors = detail::state_tensors(store, replicas);
-        detail::require_equal_sets(detail::compare_tensors(detail::entries_of(tensors), file.entries()),
-                                   file.path(), where);
-        for (auto const& t : tensors) {
-          auto const kept = replicas.owned(t.unit);
-          auto const shared = layout::intersection(t.whole->where(), kept);
-          if (shared.empty()) continue;
-          std::vector<float> values(static_cast<std::size_t>(shared.size()));
-          file.read_part(t.name, shared.begin - t.whole->offset, std::span(values), where);
-          copy(ex,
-               detail::part_of(replicas.optimizer(t.unit).state()[t.array].values,
-                               {shared.begin - kept.begin, shared.end - kept.begin}),
-               std::span<float const>(values), where);
+        auto const suffixes = detail::state_suffixes(whole);
+        auto const weights = open("/model.safetensors", {""}, io::dtype_of<T>());
+        auto const states = open("/optimizer.safetensors", suffixes, io::dtype::f32);
+        for (std::size_t u = 0; u < whole.units.size(); ++u) {
+          auto const part = parts(u);
+          if (part.map == nullptr) continue;
+          detail::read_block<T>(ex, weights, "", *part.map, part.weights_at, part.weights, where);
+          for (std::size_t a = 0; a < suffixes.size(); ++a)
+            detail::read_block<float>(ex, states, suffixes[a], *part.map, part.state_at, part.state[a],
+                                      where);
         }
       },
       where);
+}
+
+/// The same of a model that is replicated on all ranks of `comm`.
+template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_scalar G, class Replicas>
+void load_checkpoint(Comm& comm, Ex& ex, std::string const& checkpoint, nn::parameter_store<Ex, T, G>& store,
+                     Replicas& replicas, site where = site::here()) {
+  load_checkpoint<T>(comm, ex, checkpoint, whole_model_of(store, replicas),
+                     replicated_parts(comm, store, replicas), where);
 }
 
 } // namespace tessera::inline TESSERA_ABI::train
@@ -16748,6 +25508,68 @@ generate(Ex& ex, nn::decoder<Ex, T, G>& decoder, std::vector<std::int32_t> const
 } // namespace tessera::inline TESSERA_ABI::train
 
 #endif
+/// Settings turned into a layout of ranks, and what of it a resumed run must not change.
+///
+///     auto layout = train::layout_of(settings).resolved(config, {.batch = settings.batch, .ranks = 8});
+#ifndef TESSERA_TRAIN_LAYOUT_SETTINGS_HPP
+#define TESSERA_TRAIN_LAYOUT_SETTINGS_HPP
+
+namespace tessera::inline TESSERA_ABI::train {
+
+/// The layout that the settings name, in one line or one by one. Throws config_error where both are given, or
+/// the line cannot be read.
+inline parallel::training_layout layout_of(settings const& s, site where = site::here()) {
+  using kind = layout::schedule_kind;
+  settings const defaults;
+  if (s.layout.empty())
+    return {.data = narrow<int>(s.data_ranks),
+            .tensor = narrow<int>(s.tensor),
+            .pipeline = narrow<int>(s.pipeline),
+            .context = narrow<int>(s.context),
+            .zero = narrow<int>(s.zero_stage),
+            .shard_group = narrow<int>(s.shard_group),
+            .sequence_parallel = s.sequence_parallel,
+            .form =
+                s.context_form == "ring" ? parallel::context_form::ring : parallel::context_form::exchange,
+            .assignment = s.context_shards == "zigzag" ? layout::sequence_assignment::zigzag
+                                                       : layout::sequence_assignment::contiguous,
+            .schedule = s.pipeline_schedule == "gpipe"         ? kind::gpipe
+                        : s.pipeline_schedule == "interleaved" ? kind::interleaved_one_forward_one_backward
+                        : s.pipeline_schedule == "zero_bubble" ? kind::zero_bubble
+                                                               : kind::one_forward_one_backward,
+            .chunks = narrow<int>(s.chunks),
+            .micro_batch = s.micro_batch,
+            .recompute = s.recompute == "unit"        ? nn::recomputation::unit
+                         : s.recompute == "attention" ? nn::recomputation::attention
+                                                      : nn::recomputation::none,
+            .reproducible = s.reproducible};
+  for (auto const* name :
+       {"data_ranks", "tensor", "pipeline", "context", "zero_stage", "shard_group", "sequence_parallel",
+        "context_form", "context_shards", "pipeline_schedule", "chunks", "recompute", "reproducible"})
+    if (auto const& f = field_of(name); value_text(s, f) != value_text(defaults, f))
+      throw config_error("E-train-007", where, "layout is '", s.layout, "', and ", name, " is ",
+                         value_text(s, f), "; say it in the layout, or leave layout empty");
+  auto said = parallel::parse_layout(s.layout, where);
+  if (said.micro_batch == 0) said.micro_batch = s.micro_batch;
+  if (said.micro_batch != s.micro_batch && s.micro_batch != defaults.micro_batch)
+    throw config_error("E-train-007", where, "layout is '", s.layout, "', and micro_batch is ", s.micro_batch,
+                       "; say it in one place");
+  return said;
+}
+
+/// What decides how a layout's sums are rounded: runs that differ in nothing else go on from each other's
+/// checkpoints. Schedules and recomputation change no bit; reproducible sums depend on the micro-batch alone.
+inline std::string rounding_of(parallel::training_layout l) {
+  l.schedule = parallel::training_layout{}.schedule;
+  l.chunks = 1;
+  l.recompute = nn::recomputation::none;
+  if (l.reproducible) l = {.data = 1, .micro_batch = l.micro_batch, .reproducible = true};
+  return text_of(l);
+}
+
+} // namespace tessera::inline TESSERA_ABI::train
+
+#endif
 /// The loss curves of a run as one self-contained SVG: training and validation loss over the steps, with
 /// level lines to compare with, such as the entropies that a unigram and a bigram model of the text reach.
 ///
@@ -16757,34 +25579,18 @@ generate(Ex& ex, nn::decoder<Ex, T, G>& decoder, std::vector<std::int32_t> const
 #define TESSERA_TRAIN_LOSS_CURVE_HPP
 
 #include <algorithm>
+#include <vector>
+
+/// What the pictures share: text that is safe inside SVG, printed numbers, round distances between ticks.
+#ifndef TESSERA_TRAIN_DETAIL_SVG_HPP
+#define TESSERA_TRAIN_DETAIL_SVG_HPP
+
 #include <cmath>
 #include <cstdio>
 #include <string>
 #include <string_view>
-#include <vector>
 
-namespace tessera::inline TESSERA_ABI::train {
-
-struct curve_point {
-  double step = 0;
-  double loss = 0;
-};
-
-struct curve_level {
-  std::string name;
-  double loss = 0;
-};
-
-struct loss_curve_options {
-  std::string title = "Loss";
-  std::string subtitle{};
-  std::string unit = "nats per byte";
-  std::vector<curve_point> training{};
-  std::vector<curve_point> validation{};
-  std::vector<curve_level> levels{};
-};
-
-namespace detail {
+namespace tessera::inline TESSERA_ABI::train::detail {
 
 /// A step of 1, 2 or 5 times a power of ten that cuts `length` into about `wanted` parts.
 inline double tick_step(double length, int wanted) {
@@ -16817,6 +25623,33 @@ std::string formatted(char const* form, Numbers... numbers) {
   std::snprintf(text, sizeof text, form, numbers...);
   return text;
 }
+
+} // namespace tessera::inline TESSERA_ABI::train::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::train {
+
+struct curve_point {
+  double step = 0;
+  double loss = 0;
+};
+
+struct curve_level {
+  std::string name;
+  double loss = 0;
+};
+
+struct loss_curve_options {
+  std::string title = "Loss";
+  std::string subtitle{};
+  std::string unit = "nats per byte";
+  std::vector<curve_point> training{};
+  std::vector<curve_point> validation{};
+  std::vector<curve_level> levels{};
+};
+
+namespace detail {
 
 /// Mean of each of at most `most` stretches of the curve, so that a long run draws as fast as a short one.
 inline std::vector<curve_point> thinned(std::vector<curve_point> const& points, std::size_t most) {
@@ -17264,6 +26097,8 @@ inline std::vector<layout::range> micro_batches(layout::range share, index_t mos
 #ifndef TESSERA_TRAIN_MODEL_SETTINGS_HPP
 #define TESSERA_TRAIN_MODEL_SETTINGS_HPP
 
+#include <algorithm>
+
 namespace tessera::inline TESSERA_ABI::train {
 
 inline nn::transformer_config model_config(settings const& s, index_t vocabulary) {
@@ -17300,15 +26135,16 @@ inline optim::schedule_options schedule_options(settings const& s) {
 /// Floating-point operations of forward and backward for one token, of the matrix products alone: 6 for each
 /// weight that takes part in one, and 6 T width a layer for attention over T tokens, half of which a token
 /// sees on average (Narayanan et al., "Efficient large-scale language model training", 2021).
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-double operations_per_token(nn::model<Ex, T, G> const& model) {
-  auto const& config = model.config();
+/// `units` are those of the whole model.
+inline double operations_per_token(nn::transformer_config const& config,
+                                   std::vector<layout::parameter_map> const& units) {
   index_t weights = 0;
-  model.store().for_each([&](layout::parameter const& p, layout::range) {
-    auto const multiplied = p.kind == layout::parameter_kind::matrix ||
-                            (p.kind == layout::parameter_kind::token_embedding && config.tied_head);
-    if (multiplied) weights += p.size;
-  });
+  for (auto const& map : units)
+    for (auto const& p : map) {
+      auto const multiplied = p.kind == layout::parameter_kind::matrix ||
+                              (p.kind == layout::parameter_kind::token_embedding && config.tied_head);
+      if (multiplied) weights += p.whole_size();
+    }
   return 6.0 * static_cast<double>(weights) +
          6.0 * static_cast<double>(config.layers * config.sequence_length * config.width);
 }
@@ -17472,15 +26308,17 @@ inline bytes_by_kind peaks_of(memory_meter const& meter) {
   return peaks;
 }
 
-/// The formula by kind, for `elements` parameters: weights and gradients whole, the optimizer's state whole
-/// (stage 0) or divided by the ranks (stage 1). Kinds that the formula does not speak of are -1.
+/// The formula by kind, for `elements` parameters: the optimizer's state is divided by the ranks from stage 1
+/// on, the gradients from stage 2 on, the weights at stage 3. Kinds that the formula does not speak of are
+/// -1.
 inline bytes_by_kind zero_formula(index_t elements, parallel::memory_plan_options const& o) {
   bytes_by_kind bytes;
   bytes.fill(-1);
   auto const at = [&](memory_kind kind) -> index_t& { return bytes[static_cast<std::size_t>(kind)]; };
-  at(memory_kind::parameters) = elements * o.weight_bytes;
-  at(memory_kind::gradients) = elements * o.gradient_bytes;
-  at(memory_kind::optimizer_state) = elements * o.state_bytes / (o.zero == 0 ? 1 : o.ranks);
+  auto const share = [&](int from) { return o.zero >= from ? o.ranks : 1; };
+  at(memory_kind::parameters) = elements * o.weight_bytes / share(3);
+  at(memory_kind::gradients) = elements * o.gradient_bytes / share(2);
+  at(memory_kind::optimizer_state) = elements * o.state_bytes / share(1);
   return bytes;
 }
 
@@ -17506,6 +26344,58 @@ inline std::string memory_table(bytes_by_kind const& peaks, bytes_by_kind const&
   std::snprintf(line, sizeof line, "%-16s %14s\n", "sum", mebibytes_text(total).c_str());
   return table + line;
 }
+
+} // namespace tessera::inline TESSERA_ABI::train
+
+#endif
+/// Samples for one rank, where its space reads them: whole, or the positions that it holds of each under
+/// context parallelism.
+///
+///     sample_rows<Ex> rows(ex, 8, sequence_length, group.positions(sequence_length), local_length);
+///     rows.fill(dataset, 0, sample);                     // row 0
+///     rows.upload(ex);
+///     model.step(ex, [&](layout::range samples) { return rows.of(samples, first); }, ...);
+#ifndef TESSERA_TRAIN_SAMPLE_ROWS_HPP
+#define TESSERA_TRAIN_SAMPLE_ROWS_HPP
+
+namespace tessera::inline TESSERA_ABI::train {
+
+template <exec::space Ex>
+class sample_rows {
+public:
+  using token_view = view<std::int32_t const, 2, typename Ex::memory>;
+
+  /// Room for `rows` samples, of `here` tokens each, which stand at `positions` of whole samples of `length`.
+  sample_rows(Ex& ex, index_t rows, index_t length, ops::token_positions positions, index_t here,
+              memory_account account = {})
+      : positions_(positions), tokens_(ex, {rows, here}, account), targets_(ex, {rows, here}, account),
+        whole_tokens_(static_cast<std::size_t>(length)), whole_targets_(whole_tokens_.size()) {}
+
+  /// Puts a sample into a row. Throws size_error for a sample that is not there.
+  void fill(data::token_dataset const& from, index_t row, index_t sample, site where = site::here()) {
+    from.fill(sample, whole_tokens_, whole_targets_, where);
+    auto const tokens = tokens_.host()[row].span(), targets = targets_.host()[row].span();
+    for (std::size_t t = 0; t < tokens.size(); ++t) {
+      auto const at = static_cast<std::size_t>(positions_(static_cast<index_t>(t)));
+      tokens[t] = whole_tokens_[at];
+      targets[t] = whole_targets_[at];
+    }
+  }
+
+  /// Brings what was filled in to the space, in order with its operations.
+  void upload(Ex& ex) {
+    tokens_here_ = tokens_.upload(ex);
+    targets_here_ = targets_.upload(ex);
+  }
+  token_view tokens(layout::range rows) const { return tokens_here_.slice(0, rows.begin, rows.end); }
+  token_view targets(layout::range rows) const { return targets_here_.slice(0, rows.begin, rows.end); }
+
+private:
+  ops::token_positions positions_;
+  exec::staged<std::int32_t, 2, Ex> tokens_, targets_;
+  std::vector<std::int32_t> whole_tokens_, whole_targets_;
+  token_view tokens_here_, targets_here_;
+};
 
 } // namespace tessera::inline TESSERA_ABI::train
 
@@ -17542,30 +26432,29 @@ template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 class trainer {
 public:
   using gradient = float;
-  using replicas_type = parallel::data_parallel<Comm, Ex, T, gradient>;
+  using model_type = parallel::distributed_model<Comm, Ex, T, gradient>;
+  using unit_list = nn::unit_list<Ex, T, gradient>;
 
-  /// Opens the data, makes the model, and goes back to the latest checkpoint if there is one. Throws, on all
-  /// ranks, for settings that differ between ranks or cannot be, for data that cannot be used, and for a
-  /// checkpoint of another run.
+  /// Opens the data, makes this rank's part of the model, and goes back to the latest checkpoint if there is
+  /// one. Throws, on all ranks, for settings that differ between ranks or cannot be, for data that cannot be
+  /// used, and for a checkpoint of another run.
   trainer(Comm& comm, Ex& ex, settings chosen, trainer_options options = {}, site where = site::here())
       : comm_(comm), ex_(ex), settings_(agreed(comm, std::move(chosen), where)), options_(options),
         shown_(options.out, {.terminal = options.terminal,
                              .every = settings_.log_every,
                              .silent = options.out == nullptr || comm.rank() != 0}),
         text_(open_corpus(comm, settings_, where)), order_(text_.training.size(), {.seed = seed()}),
-        share_(layout::shard_of(settings_.batch, comm.size(), comm.rank())),
-        model_(model_config(settings_, text_.vocabulary), largest_micro_batch(), {.meter = &memory_}, where),
-        replicas_(comm, ex, parallel::flat_model_of(model_.store()), adamw_options(settings_),
-                  {.zero = narrow<int>(settings_.zero_stage),
-                   .bucket_bytes = static_cast<index_t>(settings_.bucket_mib * (1 << 20)),
-                   .meter = &memory_},
-                  where),
-        rate_(schedule_options(settings_)),
-        tokens_(ex, {largest_micro_batch().batch, settings_.sequence_length}, {&memory_, memory_kind::data}),
-        targets_(ex, {largest_micro_batch().batch, settings_.sequence_length},
-                 {&memory_, memory_kind::data}) {
-    comm_.meter().time_calls(true);
-    initialise();
+        model_(comm, ex, model_config(settings_, text_.vocabulary), layout_of(settings_, where),
+               {.batch = settings_.batch,
+                .optimizer = adamw_options(settings_),
+                .zero = {.bucket_bytes = static_cast<index_t>(settings_.bucket_mib * (1 << 20))},
+                .meter = &memory_},
+               where),
+        alone_(model_.mesh().along(partition::axis_set()), {}), whole_(whole_model_here()),
+        rate_(schedule_options(settings_)), step_rows_(rows(share().size())),
+        evaluation_rows_(rows(model_.layout().micro_batch)) {
+    for (auto* group : model_.communicators()) group->meter().time_calls(true);
+    model_.initialise(ex_, seed());
     resume(where);
     if (settings_.measure_peak) peak_ = comm_.all_reduce(matrix_peak<T>(ex_));
     for (auto const& note : ex_.notes()) shown_.note(note);
@@ -17577,7 +26466,7 @@ public:
       auto row = train_step(where);
       auto const last = step_ == settings_.steps;
       if (last || due(settings_.validate_every)) {
-        validation_ = validate(last ? 0 : settings_.validation_samples);
+        validation_ = validate(last ? 0 : settings_.validation_samples, where);
         row.validation_loss = parallel::mean_of(validation_);
       }
       on_root(
@@ -17585,13 +26474,23 @@ public:
       show(row);
       if (last || due(settings_.checkpoint_every)) save(where);
     }
-    if (validation_.count == 0) validation_ = validate(0);
+    if (validation_.count == 0) validation_ = validate(0, where);
     shown_.end_line();
   }
 
   settings const& chosen() const noexcept { return settings_; }
   corpus const& text() const noexcept { return text_; }
-  nn::model<Ex, T, gradient>& model() noexcept { return model_; }
+  model_type& model() noexcept { return model_; }
+  /// Of all ranks together: names and shapes of its parameters, unit by unit.
+  whole_model const& whole() const noexcept { return whole_; }
+  /// The units of the whole model, for one rank that runs it alone (with a store of all weights).
+  unit_list whole_units() {
+    auto const& config = model_.config();
+    return nn::make_transformer<Ex, T, gradient>(config, parallel::model_group<Comm>(alone_),
+                                                 {0, nn::unit_count(config)});
+  }
+  /// The folder of the newest checkpoint that this run wrote or began from; empty: none.
+  std::string const& checkpoint() const noexcept { return checkpoint_; }
   memory_meter const& memory() const noexcept { return memory_; }
   index_t step() const noexcept { return step_; }
   /// Of the last validation, over all ranks.
@@ -17606,7 +26505,6 @@ public:
   std::string checkpoints() const { return settings_.run + "/checkpoints"; }
 
 private:
-  using token_view = typename nn::model<Ex, T, gradient>::token_view;
   using clock = std::chrono::steady_clock;
   static double seconds_since(clock::time_point start) {
     return std::chrono::duration<double>(clock::now() - start).count();
@@ -17623,17 +26521,48 @@ private:
     return chosen;
   }
 
-  nn::batch_shape largest_micro_batch() const {
-    auto const largest_share = layout::shard_of(settings_.batch, comm_.size(), 0).size();
-    return {(std::min)(settings_.micro_batch, largest_share), settings_.sequence_length};
+  whole_model whole_model_here() {
+    whole_model whole;
+    for (auto const& u : whole_units()) whole.units.push_back(u->parameters());
+    for (auto const& array : optim::adamw<Ex, T>(ex_, 0, {}, {}).state())
+      whole.arrays.emplace_back(array.name);
+    return whole;
+  }
+  /// What this rank keeps of the model's units.
+  auto parts() {
+    return [this](std::size_t unit) { return part_of(unit); };
+  }
+  unit_part<T, typename Ex::memory> part_of(std::size_t unit) {
+    auto& state = model_.state();
+    for (std::size_t u = 0; u < state.units(); ++u) {
+      if (model_.number(u) != unit) continue;
+      unit_part<T, typename Ex::memory> part{.map = &state.parameters(u),
+                                             .tensor_rank = model_.group().tensor_rank(),
+                                             .weights_at = state.weights_at(u),
+                                             .weights = state.weights(u),
+                                             .counted = state.counted(u)};
+      part.state.resize(whole_.arrays.size());
+      for (auto& kept : state.stretches(u)) { // one, or none where this rank updates nothing of it
+        part.state_at = kept.where;
+        for (std::size_t a = 0; auto const& array : kept.optimizer.state()) part.state[a++] = array.values;
+      }
+      return part;
+    }
+    return {};
   }
 
-  /// Weights in storage precision, masters in fp32: both from the same numbers.
-  void initialise() {
-    nn::initialise(ex_, model_.store(), seed());
-    replicas_.start_from(ex_, [&](std::size_t unit, layout::range part, auto out) {
-      nn::initialise(ex_, model_.store().parameters(unit), part, out, seed());
-    });
+  /// Samples of a step's batch that this rank works on.
+  layout::range share() {
+    return model_.layout().share(settings_.batch, model_.mesh().coordinate(layout::axis::data));
+  }
+  sample_rows<Ex> rows(index_t count) {
+    auto const length = settings_.sequence_length;
+    return {ex_,
+            count,
+            length,
+            model_.group().positions(length),
+            model_.group().local_sequence(length),
+            {&memory_, memory_kind::data}};
   }
 
   run_state state() const {
@@ -17642,7 +26571,7 @@ private:
             .chosen = settings_,
             .data = text_.fingerprint,
             .vocabulary = text_.vocabulary,
-            .ranks = comm_.size()};
+            .layout = rounding_of(model_.layout())};
   }
 
   void resume(site where) {
@@ -17651,7 +26580,8 @@ private:
       auto const saved = read_state(comm_, checkpoint, where);
       together(
           comm_, [&] { require_same(saved, state(), settings_.allow_difference, checkpoint, where); }, where);
-      load_checkpoint(comm_, ex_, checkpoint, model_.store(), replicas_, where);
+      load_checkpoint<T>(comm_, ex_, checkpoint, whole_, parts(), where);
+      checkpoint_ = checkpoint;
       step_ = saved.step;
       first_position_ = saved.position - step_ * settings_.batch;
       shown_.note("resumed from " + checkpoint);
@@ -17667,41 +26597,29 @@ private:
         where);
   }
 
-  /// Samples [part) of this step's batch, or of the validation samples, where the space reads them. The one
-  /// before is no longer needed: its loss has been read.
-  template <class SampleAt>
-  std::pair<token_view, token_view> fill(data::token_dataset const& from, layout::range part,
-                                         SampleAt&& sample_at, site where) {
-    for (auto i = part.begin; i < part.end; ++i) {
-      auto const row = i - part.begin;
-      from.fill(sample_at(i), tokens_.host()[row].span(), targets_.host()[row].span(), where);
-    }
-    return {tokens_.upload(ex_).slice(0, 0, part.size()), targets_.upload(ex_).slice(0, 0, part.size())};
+  double communication_seconds() {
+    auto seconds = 0.0;
+    for (auto* group : model_.communicators()) seconds += group->meter().total().seconds;
+    return seconds;
   }
 
   metrics_row train_step(site where) {
     auto const start = clock::now();
-    auto const waited = comm_.meter().total().seconds;
+    auto const waited = communication_seconds();
     auto const first = first_position_ + step_ * settings_.batch;
-    auto const parts = micro_batches(share_, settings_.micro_batch);
-    nn::loss_sum loss;
-    for (auto const& part : parts) {
-      auto const [tokens, targets] = fill(
-          text_.training, part, [&](index_t i) { return order_.sample_at(first + i); }, where);
-      auto const is_last = &part == &parts.back();
-      loss += model_.forward_backward(ex_, tokens, targets,
-                                      {.seed = seed(),
-                                       .step = static_cast<std::uint64_t>(step_),
-                                       .first_sample = part.begin,
-                                       .accumulate = &part != &parts.front()},
-                                      [&](std::size_t unit) {
-                                        if (is_last) replicas_.gradients_ready(unit);
-                                      });
-    }
-    if (parts.empty()) replicas_.nothing_to_add(ex_);
+    auto const mine = share();
+    for (auto i = mine.begin; i < mine.end; ++i)
+      step_rows_.fill(text_.training, i - mine.begin, order_.sample_at(first + i), where);
+    step_rows_.upload(ex_);
     auto const learning_rate = rate_(step_);
-    auto const done = replicas_.update(
-        ex_, loss, {.step = step_ + 1, .learning_rate = learning_rate, .clip_norm = settings_.clip}, where);
+    auto const done = model_.step(
+        ex_,
+        [&](layout::range samples) {
+          layout::range const at{samples.begin - mine.begin, samples.end - mine.begin};
+          return parallel::local_samples<Ex>{step_rows_.tokens(at), step_rows_.targets(at)};
+        },
+        {.step = step_ + 1, .learning_rate = learning_rate, .clip_norm = settings_.clip},
+        {.seed = seed(), .step = static_cast<std::uint64_t>(step_)}, where);
     ++step_;
     auto const mean = parallel::mean_of(done.loss);
     if (!done.applied) refuse_step(mean, done.gradient_norm, where);
@@ -17714,8 +26632,9 @@ private:
             .learning_rate = learning_rate,
             .gradient_norm = done.gradient_norm,
             .tokens_per_second = per_second,
-            .peak_share = peak_ > 0 ? per_second * operations_per_token(model_) / peak_ : 0,
-            .communication_share = (comm_.meter().total().seconds - waited) / seconds};
+            .peak_share =
+                peak_ > 0 ? per_second * operations_per_token(model_.config(), whole_.units) / peak_ : 0,
+            .communication_share = (communication_seconds() - waited) / seconds};
   }
 
   /// Loss and norm are the same on every rank, so every rank comes here or none does.
@@ -17731,24 +26650,23 @@ private:
   }
 
   /// Over `samples` samples spread evenly over the validation part, or all of them (0).
-  nn::loss_sum validate(index_t samples, site where = site::here()) {
+  nn::loss_sum validate(index_t samples, site where) {
     auto const all = text_.validation.size();
     auto const count = samples == 0 || samples > all ? all : samples;
-    nn::loss_sum loss;
-    auto const mine = layout::shard_of(count, comm_.size(), comm_.rank());
-    for (auto const& part : micro_batches(mine, largest_micro_batch().batch)) {
-      auto const [tokens, targets] = fill(
-          text_.validation, part, [&](index_t i) { return i * all / count; }, where);
-      loss += model_.evaluate(ex_, tokens, targets, where);
-    }
-    return parallel::sum_over_ranks(comm_, loss);
+    return model_.evaluate(ex_, count, [&](layout::range part) {
+      for (auto i = part.begin; i < part.end; ++i)
+        evaluation_rows_.fill(text_.validation, i - part.begin, i * all / count, where);
+      evaluation_rows_.upload(ex_);
+      return parallel::local_samples<Ex>{evaluation_rows_.tokens({0, part.size()}),
+                                         evaluation_rows_.targets({0, part.size()})};
+    });
   }
 
   void save(site where) {
-    auto const path =
-        save_checkpoint(comm_, ex_, checkpoints(), state(), model_.store(), replicas_,
-                        {.keep = settings_.keep, .tokenizer_model = text_.tokenizer.model()}, where);
-    if (step_ == settings_.steps) shown_.note("checkpoint " + path);
+    checkpoint_ =
+        save_checkpoint<T>(comm_, ex_, checkpoints(), state(), whole_, parts(),
+                           {.keep = settings_.keep, .tokenizer_model = text_.tokenizer.model()}, where);
+    if (step_ == settings_.steps) shown_.note("checkpoint " + checkpoint_);
   }
 
   void show(metrics_row const& row) {
@@ -17776,13 +26694,14 @@ private:
   memory_meter memory_;
   corpus text_;
   data::sampler order_;
-  layout::range share_; ///< Of the batch's samples: this rank's.
-  nn::model<Ex, T, gradient> model_;
-  replicas_type replicas_;
+  model_type model_;
+  partition::mesh<Comm> alone_; ///< Of this rank.
+  whole_model whole_;
   optim::schedule rate_;
-  exec::staged<std::int32_t, 2, Ex> tokens_, targets_;
+  sample_rows<Ex> step_rows_, evaluation_rows_;
   std::optional<metrics_file> metrics_; ///< On rank 0.
-  index_t step_ = 0;                    ///< Steps done.
+  std::string checkpoint_;
+  index_t step_ = 0;           ///< Steps done.
   index_t first_position_ = 0; ///< Of the sampler at step 0; other than 0 after an allowed other batch.
   nn::loss_sum validation_;
   double peak_ = 0;
@@ -17844,13 +26763,26 @@ inline double per_unit(double nats_per_token, double bytes_per_token) {
   return bytes_per_token > 0 ? nats_per_token / bytes_per_token : nats_per_token;
 }
 
+inline index_t parameter_count(whole_model const& whole) {
+  index_t count = 0;
+  for (auto const& map : whole.units) count += map.parameter_count();
+  return count;
+}
+
 template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 std::string sample_text(trainer<Comm, Ex, T>& t) {
   auto const& s = t.chosen();
   if (s.sample_tokens == 0 || !t.text().tokenizer.has_text()) return {};
   auto prompt = t.text().tokenizer.encode(s.prompt);
   if (prompt.empty()) prompt.push_back(0);
-  nn::decoder<Ex, T, float> decoder(t.model().units(), t.model().store(), t.model().config());
+  // No rank need hold all weights; the checkpoint does. Before a first one they are the starting values.
+  auto units = t.whole_units();
+  nn::parameter_store<Ex, T, float> store(units, {.gradients = false});
+  if (t.checkpoint().empty())
+    nn::initialise(t.space(), store, static_cast<std::uint64_t>(s.seed));
+  else
+    load_weights(t.space(), t.checkpoint(), store);
+  nn::decoder<Ex, T, float> decoder(units, store, t.model().config());
   auto const more =
       generate(t.space(), decoder, prompt, s.sample_tokens, {.temperature = 0.7, .top_p = 0.95},
                philox(static_cast<std::uint64_t>(s.seed), layout::stream_of("sample")), [](std::int32_t) {});
@@ -17861,10 +26793,12 @@ template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 std::string run_title(trainer<Comm, Ex, T>& t) {
   auto const& s = t.chosen();
   char size[32];
-  std::snprintf(size, sizeof size, "%.1f M", static_cast<double>(t.model().store().parameter_count()) / 1e6);
-  return tessera::text_of(s.family, ", ", size, " parameters, ", scalar_name<T>(), ", ", t.ranks().size(),
-                          t.ranks().size() == 1 ? " rank" : " ranks", ", ZeRO-", s.zero_stage, ", seed ",
-                          s.seed);
+  std::snprintf(size, sizeof size, "%.1f M", static_cast<double>(parameter_count(t.whole())) / 1e6);
+  auto const& layout = t.model().layout();
+  auto const ranks = layout.ranks();
+  auto const axes = ranks == layout.data ? std::string() : " (" + text_of(layout.mesh()) + ")";
+  return tessera::text_of(s.family, ", ", size, " parameters, ", scalar_name<T>(), ", ", ranks,
+                          ranks == 1 ? " rank" : " ranks", axes, ", ZeRO-", layout.zero, ", seed ", s.seed);
 }
 
 template <comm::communicator Comm, exec::space Ex, storage_scalar T>
@@ -17900,31 +26834,40 @@ template <comm::communicator Comm, exec::space Ex, storage_scalar T>
 void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communicator,
             site where = site::here()) {
   auto peaks = peaks_of(t.memory());
-  auto const exchanges = peaks_of(t.ranks().memory()), scratch = peaks_of(t.space().scratch());
-  for (std::size_t kind = 0; kind < peaks.size(); ++kind) peaks[kind] += exchanges[kind] + scratch[kind];
+  auto const add = [&](memory_meter const& meter) {
+    auto const more = peaks_of(meter);
+    for (std::size_t kind = 0; kind < peaks.size(); ++kind) peaks[kind] += more[kind];
+  };
+  for (auto* group : t.model().communicators()) add(group->memory());
+  add(t.space().scratch());
   t.ranks().all_reduce(std::span<index_t>(peaks), {.operation = comm::reduction::max});
+  index_t held = 0; // parameters of this rank's units, whole or in shards
+  for (std::size_t u = 0; u < t.model().units().size(); ++u)
+    held += t.model().state().parameters(u).parameter_count();
+  held = t.ranks().all_reduce(held, {.operation = comm::reduction::max});
   on_root(
       t.ranks(),
       [&] {
         auto const& s = t.chosen();
         auto const& text = t.text();
+        auto const& layout = t.model().layout();
         auto const rows = read_metrics(t.metrics_path(), where);
         auto const f = detail::figures_of(rows);
         auto const validation = parallel::mean_of(t.validation());
         auto const training_loss = detail::per_unit(f.training_loss, text.training_bytes_per_token);
         auto const validation_loss = detail::per_unit(validation, text.validation_bytes_per_token);
-        auto const formula = zero_formula(t.model().store().parameter_count(),
-                                          {.ranks = t.ranks().size(),
-                                           .zero = narrow<int>(s.zero_stage),
-                                           .weight_bytes = sizeof(T),
-                                           .gradient_bytes = sizeof(float),
-                                           .state_bytes = optim::adamw<Ex, T>::state_bytes({})});
+        auto const formula = zero_formula(
+            held, {.ranks = layout.shard_group == 0 ? layout.gradient_ranks() : layout.shard_group,
+                   .zero = layout.zero,
+                   .weight_bytes = sizeof(T),
+                   .gradient_bytes = sizeof(float),
+                   .state_bytes = optim::adamw<Ex, T>::state_bytes({})});
         auto const sample = detail::sample_text(t);
         io::write_file(s.run + "/loss.svg", detail::run_picture(t, rows), where);
         io::write_file(s.run + "/sample.txt", sample + "\n", where);
         io::write_json(s.run + "/summary.json",
                        {{"steps", t.step()},
-                        {"parameters", t.model().store().parameter_count()},
+                        {"parameters", detail::parameter_count(t.whole())},
                         {"unit_of_loss", text.tokenizer.has_text() ? "nats per byte" : "nats per token"},
                         {"training_loss", training_loss},
                         {"validation_loss", validation_loss},
@@ -17944,7 +26887,8 @@ void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communic
                          {{"communicator", communicator},
                           {"ranks", t.ranks().size()},
                           {"runs_on", t.space().description()},
-                          {"zero_stage", s.zero_stage}}},
+                          {"zero_stage", layout.zero},
+                          {"text", text_of(layout)}}},
                         {"storage", std::string(scalar_name<T>())},
                         {"seed", s.seed}},
                        where);
@@ -17970,6 +26914,157 @@ void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communic
 } // namespace tessera::inline TESSERA_ABI::train
 
 #endif
+#endif
+/// A pipeline's timeline as one self-contained SVG: a row for each stage, a box for each forward and backward
+/// with its micro-batch's number, idle time left grey. From a plan or from a real run:
+///
+///     auto svg = schedule_picture({.title = "1F1B", .timeline = layout::simulate(plan)});
+#ifndef TESSERA_TRAIN_SCHEDULE_PICTURE_HPP
+#define TESSERA_TRAIN_SCHEDULE_PICTURE_HPP
+
+#include <algorithm>
+
+namespace tessera::inline TESSERA_ABI::train {
+
+struct schedule_picture_options {
+  std::string title = "Pipeline schedule";
+  std::string subtitle{};
+  std::string unit = "time, in forwards";
+  double scale = 1; ///< Of the timeline's times to `unit`: 1000 for seconds that are drawn as milliseconds.
+  layout::schedule_timeline timeline{};
+};
+
+namespace detail {
+
+/// Where times and stages lie in the drawing.
+struct gantt_frame {
+  static constexpr double left = 92, right = 866, top = 112, row = 40, box = 30;
+  double begin = 0, length = 1;
+  std::size_t rows = 0;
+
+  double x(double time) const { return left + (time - begin) / length * (right - left); }
+  double y(std::size_t stage) const { return top + row * static_cast<double>(stage); }
+  double bottom() const { return y(rows); }
+};
+
+inline char const* gantt_style(layout::action_kind kind) {
+  return kind == layout::action_kind::forward            ? "fw"
+         : kind == layout::action_kind::backward_weights ? "bw"
+                                                         : "bi";
+}
+
+/// Chunks after the first are paler.
+inline std::string gantt_box(gantt_frame const& f, std::size_t stage, layout::timed_action const& a,
+                             int chunks) {
+  auto const x = f.x(a.begin), width = f.x(a.end) - x, y = f.y(stage);
+  auto const paleness = chunks > 1 ? 0.5 * a.what.chunk / (chunks - 1) : 0.0;
+  auto svg = formatted("<rect class=\"%s\" fill-opacity=\"%.2f\" x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" "
+                       "height=\"%.1f\"/>\n",
+                       gantt_style(a.what.kind), 1 - paleness, x, y, width, f.box);
+  auto const number = std::to_string(a.what.micro_batch);
+  if (width < 4 + 7.0 * static_cast<double>(number.size())) return svg;
+  return svg +
+         formatted("<text class=\"%s\" text-anchor=\"middle\" x=\"%.2f\" y=\"%.1f\">",
+                   paleness > 0.3 ? "dark" : "light", x + width / 2, y + f.box / 2 + 4) +
+         number + "</text>\n";
+}
+
+inline std::string gantt_axis(gantt_frame const& f, double scale, std::string const& unit) {
+  std::string svg;
+  auto const length = f.length * scale;
+  auto const step = tick_step(length, 10);
+  auto const y = f.bottom() + 2;
+  svg += formatted("<line class=\"axis\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", f.left, y,
+                   f.right, y);
+  for (double k = 0; k * step <= length * (1 + 1e-9); ++k) {
+    auto const x = f.x(f.begin + k * step / scale);
+    svg +=
+        formatted("<line class=\"axis\" x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\"/>\n", x, y, x, y + 5);
+    svg += formatted("<text class=\"tick\" text-anchor=\"middle\" x=\"%.1f\" y=\"%.1f\">%.10g</text>\n", x,
+                     y + 21, k * step);
+  }
+  return svg +
+         formatted("<text class=\"name\" text-anchor=\"middle\" x=\"%.1f\" y=\"%.1f\">",
+                   (f.left + f.right) / 2, y + 44) +
+         escaped(unit) + "</text>\n";
+}
+
+/// The kinds that occur, and the share of idle time.
+inline std::string gantt_legend(layout::schedule_timeline const& run, bool halves) {
+  struct entry {
+    char const* style;
+    char const* name;
+  };
+  std::vector<entry> entries{{"fw", "forward"}};
+  if (halves) {
+    entries.push_back({"bi", "backward, input"});
+    entries.push_back({"bw", "backward, weights"});
+  } else {
+    entries.push_back({"bi", "backward"});
+  }
+  entries.push_back({"idle", ""});
+  std::string svg;
+  double x = gantt_frame::left;
+  for (auto const& e : entries) {
+    auto const name = e.name[0] != 0 ? std::string(e.name)
+                                     : formatted("idle, %.1f %% of the time", 100 * run.bubble_share());
+    svg += formatted("<rect class=\"%s\" x=\"%.1f\" y=\"80\" width=\"14\" height=\"14\"/>\n", e.style, x);
+    svg += formatted("<text class=\"name\" x=\"%.1f\" y=\"91.5\">", x + 20) + name + "</text>\n";
+    x += 44 + 7.0 * static_cast<double>(name.size());
+  }
+  return svg;
+}
+
+} // namespace detail
+
+/// The picture, 960 wide and as high as the stages need. Boxes whose times are not finite are left out.
+inline std::string schedule_picture(schedule_picture_options const& options) {
+  using detail::formatted;
+  layout::schedule_timeline run;
+  int chunks = 1;
+  bool halves = false;
+  for (auto const& stage : options.timeline.stages) {
+    run.stages.emplace_back();
+    for (auto const& a : stage) {
+      if (!std::isfinite(a.begin) || !std::isfinite(a.end) || !layout::computes(a.what.kind)) continue;
+      run.stages.back().push_back(a);
+      chunks = (std::max)(chunks, a.what.chunk + 1);
+      halves = halves || a.what.kind == layout::action_kind::backward_weights;
+    }
+  }
+  detail::gantt_frame frame{.begin = run.first(), .length = run.length(), .rows = run.stages.size()};
+  if (!(frame.length > 0)) frame.length = 1;
+
+  auto const height = frame.bottom() + 64;
+  auto svg = formatted("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 960 %.0f\" width=\"960\" "
+                       "height=\"%.0f\" ",
+                       height, height);
+  svg += "role=\"img\" font-family=\"Inter, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif\">\n<title>" +
+         detail::escaped(options.title) +
+         "</title>\n<style>\n"
+         ".title{font-size:20px;font-weight:600;fill:#1b2733}.sub{font-size:13px;fill:#5b6b7b}\n"
+         ".tick{font-size:12px;fill:#5b6b7b}.name{font-size:13px;fill:#36475a}\n"
+         ".axis{stroke:#93a1b0;stroke-width:1}.idle{fill:#e6ebf0}\n"
+         ".fw{fill:#2f6fde}.bi{fill:#e0702a}.bw{fill:#2f9e72}\n"
+         ".fw,.bi,.bw{stroke:#fff;stroke-width:1}\n"
+         ".light{font-size:12px;fill:#fff}.dark{font-size:12px;fill:#1b2733}\n</style>\n";
+  svg += formatted("<rect width=\"960\" height=\"%.0f\" fill=\"#fff\"/>\n", height);
+  svg += "<text class=\"title\" x=\"24\" y=\"36\">" + detail::escaped(options.title) + "</text>\n";
+  svg += "<text class=\"sub\" x=\"24\" y=\"58\">" + detail::escaped(options.subtitle) + "</text>\n";
+  svg += detail::gantt_legend(run, halves);
+  for (std::size_t stage = 0; stage < run.stages.size(); ++stage) {
+    auto const y = frame.y(stage);
+    svg += formatted("<text class=\"name\" text-anchor=\"end\" x=\"%.1f\" y=\"%.1f\">stage %zu</text>\n",
+                     frame.left - 12, y + frame.box / 2 + 4, stage);
+    svg += formatted("<rect class=\"idle\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n",
+                     frame.left, y, frame.right - frame.left, frame.box);
+    for (auto const& a : run.stages[stage]) svg += detail::gantt_box(frame, stage, a, chunks);
+  }
+  return svg + detail::gantt_axis(frame, options.scale > 0 ? options.scale : 1, options.unit) + "</svg>\n";
+}
+
+} // namespace tessera::inline TESSERA_ABI::train
+
 #endif
 
 #if defined(TESSERA_WITH_CUDA) && defined(__CUDACC__)
@@ -19507,6 +28602,71 @@ struct cast_on<exec::cuda_backend> {
 } // namespace tessera::inline TESSERA_ABI::ops
 
 #endif
+/// copy_rows and add_rows on CUDA: one pass, in accesses of 16 bytes where all rows begin at such a boundary.
+#ifndef TESSERA_OPS_CUDA_COPY_ROWS_CUH
+#define TESSERA_OPS_CUDA_COPY_ROWS_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+inline constexpr int copy_rows_threads = 256;
+
+/// N elements at a time: a thread's column of packs over the rows that its block comes by.
+template <int N, bool Adds, storage_scalar To, storage_scalar From>
+TESSERA_KERNEL void __launch_bounds__(copy_rows_threads)
+    copy_rows_kernel(detail::row_places<To, From const> places) {
+  auto const packs = places.width / N;
+  for (auto row = index_t{blockIdx.y} * blockDim.y + threadIdx.y; row < places.rows;
+       row += index_t{gridDim.y} * blockDim.y) {
+    auto* to = places.to_row(row);
+    auto const* from = places.from_row(row);
+    for (auto p = index_t{blockIdx.x} * blockDim.x + threadIdx.x; p < packs;
+         p += index_t{gridDim.x} * blockDim.x) {
+      float x[N];
+      exec::load_pack(x, from + p * N);
+      if constexpr (Adds) {
+        float sum[N];
+        exec::load_pack(sum, to + p * N);
+#pragma unroll
+        for (int i = 0; i < N; ++i) x[i] += sum[i];
+      }
+      exec::store_pack(to + p * N, x);
+    }
+  }
+}
+
+} // namespace cuda_detail
+
+template <>
+struct copy_rows_on<exec::cuda_backend> {
+  template <bool Adds, exec::cuda_space Ex, storage_scalar To, storage_scalar From>
+  static void run(Ex& ex, view<To, 4, exec::cuda_memory> out, view<From const, 4, exec::cuda_memory> in) {
+    if (out.empty()) return;
+    using namespace cuda_detail;
+    detail::row_places const places(out, in);
+    constexpr int n = exec::pack_size<To, From>;
+    auto whole = places.width % n == 0;
+    for (int d = 0; d < 3; ++d)
+      whole = whole && exec::aligned16(places.to, places.to_stride[d]) &&
+              exec::aligned16(places.from, places.from_stride[d]);
+    auto const packs = whole ? places.width / n : places.width;
+    index_t across = 1; // threads along a row; short rows share a block
+    while (across < copy_rows_threads && across < packs) across *= 2;
+    auto const down = copy_rows_threads / across;
+    constexpr index_t most_down = 65535; // the kernel loops over the rest
+    auto const blocks = (places.rows + down - 1) / down;
+    exec::launch(
+        ex,
+        {.grid = exec::grid_of((packs + across - 1) / across, blocks < most_down ? blocks : most_down),
+         .block = exec::grid_of(across, down)},
+        whole ? copy_rows_kernel<n, Adds, To, From> : copy_rows_kernel<1, Adds, To, From>, places);
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
 /// cross_entropy on CUDA: a block takes a row, reads it with a running maximum in every thread (online
 /// softmax, Milakov and Gimelshein, 2018), and once more for its gradient, last elements first: those are
 /// still in the caches, as the whole row is in the second level's.
@@ -19597,37 +28757,26 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 namespace cuda_detail {
 
-/// The softmax of some of a row's elements.
-struct softmax_part {
-  float maximum = -0x1.fffffep+127f; // the lowest finite number: rows may begin with minus infinities
-  float exponentials = 0;            // of x - maximum
-  float logits = 0;
-
-  template <int N>
-  __device__ __forceinline__ void add(float const (&x)[N]) {
-    auto higher = maximum;
+/// Takes N more logits into the part.
+template <int N>
+__device__ __forceinline__ void add_logits(softmax_part& part, float const (&x)[N]) {
+  auto higher = part.maximum;
 #pragma unroll
-    for (int i = 0; i < N; ++i) higher = elementary::larger(higher, x[i]);
-    if (higher > maximum) {
-      exponentials *= elementary::exp(maximum - higher);
-      maximum = higher;
-    }
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      exponentials += elementary::exp(x[i] - maximum);
-      logits += x[i];
-    }
+  for (int i = 0; i < N; ++i) higher = elementary::larger(higher, x[i]);
+  if (higher > part.maximum) {
+    part.exponential_sum *= elementary::exp(part.maximum - higher);
+    part.maximum = higher;
   }
-};
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    part.exponential_sum += elementary::exp(x[i] - part.maximum);
+    part.logit_sum += x[i];
+  }
+}
 
 struct merge_softmax {
   __device__ softmax_part operator()(softmax_part const& a, softmax_part const& b) const {
-    softmax_part both;
-    both.maximum = elementary::larger(a.maximum, b.maximum);
-    both.exponentials = a.exponentials * elementary::exp(a.maximum - both.maximum) +
-                        b.exponentials * elementary::exp(b.maximum - both.maximum);
-    both.logits = a.logits + b.logits;
-    return both;
+    return merged(a, b);
   }
 };
 
@@ -19663,52 +28812,27 @@ __device__ void fill_row(T* x, index_t classes, float value) {
   for (auto i = index_t{threadIdx.x}; i < classes; i += blockDim.x) x[i] = T(value);
 }
 
+/// The part of a row that this thread reads, of a block of `Threads`.
 template <int Threads, storage_scalar T>
-TESSERA_KERNEL void __launch_bounds__(Threads, 1536 / Threads)
-    cross_entropy_kernel(T* logits, index_t stride, index_t classes, float* losses,
-                         std::int32_t const* targets, cross_entropy_options<cuda_memory> options,
-                         fault_flag flag) {
-  using reduce = cub::BlockReduce<softmax_part, Threads>;
-  constexpr int n = row_pieces<T>::n;
-  __shared__ typename reduce::TempStorage storage;
-  __shared__ softmax_row shared_row;
-  auto const row = index_t{blockIdx.x};
-  auto* x = logits + row * stride;
-  auto const target = targets[row];
-  auto const is_class = target >= 0 && target < classes;
-  if (!is_class) {
-    auto const ignored = target == ignore_index;
-    constexpr auto not_a_number = std::bit_cast<float>(0x7fc00000u);
-    if (threadIdx.x == 0) {
-      losses[row] = ignored ? 0.0f : not_a_number;
-      if (!ignored) flag.raise(row, target);
-    }
-    if (options.write_gradient) fill_row(x, classes, ignored ? 0.0f : not_a_number);
-    return;
-  }
-
-  row_pieces<T> const pieces(x, classes);
+__device__ __forceinline__ softmax_part softmax_of_thread(T const* x, row_pieces<T> const& pieces) {
   softmax_part part;
   for (auto p = index_t{threadIdx.x}; p < pieces.packs; p += Threads) {
-    float value[n];
+    float value[row_pieces<T>::n];
     exec::load_pack(value, x + pieces.pack(p));
-    part.add(value);
+    add_logits(part, value);
   }
   for (auto s = index_t{threadIdx.x}; s < pieces.single; s += Threads) {
     float const value[1] = {static_cast<float>(x[pieces.element(s)])};
-    part.add(value);
+    add_logits(part, value);
   }
-  part = reduce(storage).Reduce(part, merge_softmax{});
-  if (threadIdx.x == 0) {
-    shared_row = {part.maximum, part.exponentials, part.maximum + elementary::log(part.exponentials),
-                  options.label_smoothing > 0 ? part.logits / static_cast<float>(classes) : 0.0f};
-    losses[row] = cross_entropy_loss(shared_row, static_cast<float>(x[target]), options);
-  }
-  if (!options.write_gradient) return;
-  __syncthreads();
+  return part;
+}
 
-  cross_entropy_slope const g(shared_row, classes, options);
-  auto const maximum = shared_row.maximum;
+/// Turns a row of logits into its gradient, last elements first; `target` stands among them, or outside.
+template <int Threads, storage_scalar T>
+__device__ __forceinline__ void write_slopes(T* x, row_pieces<T> const& pieces, float maximum,
+                                             cross_entropy_slope const& g, index_t target) {
+  constexpr int n = row_pieces<T>::n;
   auto const elsewhere = [&](float logit) { return elementary::exp(logit - maximum) * g.slope - g.even; };
   for (auto s = index_t{threadIdx.x}; s < pieces.single; s += Threads) {
     auto const i = pieces.element(s);
@@ -19728,6 +28852,42 @@ TESSERA_KERNEL void __launch_bounds__(Threads, 1536 / Threads)
     }
     exec::store_pack(x + first, value);
   }
+}
+
+template <int Threads, storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(Threads, 1536 / Threads)
+    cross_entropy_kernel(T* logits, index_t stride, index_t classes, float* losses,
+                         std::int32_t const* targets, cross_entropy_options<cuda_memory> options,
+                         fault_flag flag) {
+  using reduce = cub::BlockReduce<softmax_part, Threads>;
+  __shared__ typename reduce::TempStorage storage;
+  __shared__ softmax_row shared_row;
+  auto const row = index_t{blockIdx.x};
+  auto* x = logits + row * stride;
+  auto const target = targets[row];
+  auto const is_class = target >= 0 && target < classes;
+  if (!is_class) {
+    auto const ignored = target == ignore_index;
+    constexpr auto not_a_number = std::bit_cast<float>(0x7fc00000u);
+    if (threadIdx.x == 0) {
+      losses[row] = ignored ? 0.0f : not_a_number;
+      if (!ignored) flag.raise(row, target);
+    }
+    if (options.write_gradient) fill_row(x, classes, ignored ? 0.0f : not_a_number);
+    return;
+  }
+
+  row_pieces<T> const pieces(x, classes);
+  auto const part = reduce(storage).Reduce(softmax_of_thread<Threads>(x, pieces), merge_softmax{});
+  if (threadIdx.x == 0) {
+    auto const whole = row_of(part, classes, options);
+    shared_row = whole;
+    losses[row] = cross_entropy_loss(whole, static_cast<float>(x[target]), options);
+  }
+  if (!options.write_gradient) return;
+  __syncthreads();
+  write_slopes<Threads>(x, pieces, shared_row.maximum, cross_entropy_slope(shared_row, classes, options),
+                        target);
 }
 
 inline constexpr int total_threads = 256;
@@ -19750,6 +28910,34 @@ TESSERA_KERNEL void __launch_bounds__(total_threads)
   totals[1] = all.count + (add ? totals[1] : 0);
 }
 
+/// start(the threads of a block that takes a row of so many classes).
+template <class Start>
+void with_threads(index_t classes, Start&& start) {
+  if (classes <= 4096)
+    start(std::integral_constant<int, 128>{});
+  else
+    start(std::integral_constant<int, 512>{});
+}
+
+struct loss_totals {};
+
+/// Adds the losses up, into totals or for the caller, who then waits.
+template <exec::cuda_space Ex>
+sum_and_count total_of(Ex& ex, view<float, 1, cuda_memory> losses,
+                       view<std::int32_t const, 1, cuda_memory> targets, view<double, 1, cuda_memory> totals,
+                       site where) {
+  auto const waits = totals.empty();
+  auto* sums =
+      waits ? ex.template handle<exec::scratch<loss_totals, cuda_memory>>().template take<double>(2, where)
+            : totals.data();
+  exec::launch(ex, {.block = dim3(total_threads), .where = where}, loss_totals_kernel<float>, sums,
+               static_cast<float const*>(losses.data()), targets.data(), losses.size(), !waits);
+  if (!waits) return {};
+  double result[2];
+  exec::copy(ex, std::span<double>(result), device_span<double const, cuda_memory>(sums, 2), where);
+  return {result[0], result[1]};
+}
+
 } // namespace cuda_detail
 
 template <>
@@ -19763,28 +28951,12 @@ struct cross_entropy_on<exec::cuda_backend> {
     auto const rows = logits.extent(0), classes = logits.extent(1);
     if (rows == 0) return {};
     auto const flag = ex.template handle<faults>().expect(fault::target, classes, where);
-    auto const start = [&](auto threads) {
+    with_threads(classes, [&](auto threads) {
       exec::launch(ex, {.grid = exec::grid_of(rows), .block = dim3(decltype(threads)::value), .where = where},
                    cross_entropy_kernel<decltype(threads)::value, T>, logits.data(), logits.stride(0),
                    classes, losses.data(), targets.data(), options, flag);
-    };
-    if (classes <= 4096)
-      start(std::integral_constant<int, 128>{});
-    else
-      start(std::integral_constant<int, 512>{});
-
-    auto const waits = options.totals.empty();
-    auto* totals =
-        waits
-            ? ex.template handle<exec::scratch<cross_entropy_on, exec::cuda_memory>>().template take<double>(
-                  2, where)
-            : options.totals.data();
-    exec::launch(ex, {.block = dim3(total_threads), .where = where}, loss_totals_kernel<float>, totals,
-                 static_cast<float const*>(losses.data()), targets.data(), rows, !waits);
-    if (!waits) return {};
-    double result[2];
-    exec::copy(ex, std::span<double>(result), device_span<double const, exec::cuda_memory>(totals, 2), where);
-    return {result[0], result[1]};
+    });
+    return total_of(ex, losses, targets, options.totals, where);
   }
 };
 
@@ -19800,20 +28972,24 @@ namespace tessera::inline TESSERA_ABI::ops {
 namespace cuda_detail {
 
 /// y = dropout(x), or residual + dropout(x).
+template <dropout_numbers Numbers>
 struct dropout_elements {
-  dropout_mask mask;
+  dropout_mask<Numbers> mask;
 
   template <int N>
   TESSERA_HOST_DEVICE void operator()(index_t first, float (&y)[N], float const (&x)[N]) const noexcept {
-    auto const index = mask.first_index + static_cast<std::uint64_t>(first);
-    if (N >= 4 && index % 4 == 0) {
+    auto const run = mask.numbers(first);
+    if (N >= 4 && run.index % 4 == 0 && run.count >= N) {
       for (int quad = 0; quad < N / 4; ++quad) {
-        auto const four = mask.random.words(index / 4 + static_cast<std::uint64_t>(quad));
+        auto const four = mask.random.words(run.index / 4 + static_cast<std::uint64_t>(quad));
         for (int w = 0; w < 4; ++w) y[4 * quad + w] = mask.apply(x[4 * quad + w], four.word[w]);
       }
     } else {
-      for (int i = 0; i < N; ++i)
-        y[i] = mask.apply(x[i], mask.random.bits(index + static_cast<std::uint64_t>(i)));
+      for (int i = 0; i < N; ++i) {
+        auto const index =
+            i < run.count ? run.index + static_cast<std::uint64_t>(i) : mask.numbers(first + i).index;
+        y[i] = mask.apply(x[i], mask.random.bits(index));
+      }
     }
   }
 
@@ -19829,12 +29005,12 @@ struct dropout_elements {
 
 template <>
 struct dropout_on<exec::cuda_backend> {
-  template <exec::cuda_space Ex, storage_scalar T>
+  template <exec::cuda_space Ex, storage_scalar T, dropout_numbers Numbers>
   static void run(Ex& ex, view<T, 2, typename Ex::memory> out, view<T const, 2, typename Ex::memory> residual,
-                  view<T const, 2, typename Ex::memory> in, dropout_mask const& mask) {
+                  view<T const, 2, typename Ex::memory> in, dropout_mask<Numbers> const& mask) {
     using array = view<T const, 1, typename Ex::memory>;
     auto const size = in.size();
-    cuda_detail::dropout_elements const dropout{mask};
+    cuda_detail::dropout_elements<Numbers> const dropout{mask};
     auto const y = exec::writes(out.data());
     auto const r = exec::reads(residual.data()), x = exec::reads(in.data());
     if (mask.probability > 0 && residual.data() != nullptr)
@@ -19882,24 +29058,27 @@ struct matrix_rows {
 template <storage_scalar T>
 TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
     embedding_kernel(matrix_rows<T> out, view<std::int32_t const, 2, cuda_memory> tokens,
-                     matrix_rows<T const> table, matrix_rows<T const> positions, index_t first_position,
-                     index_t classes, index_t width, fault_flag flag) {
+                     matrix_rows<T const> table, detail::vocabulary_slice slice,
+                     matrix_rows<T const> positions, token_positions places, index_t width, fault_flag flag) {
   constexpr int n = exec::pack_size<T>;
   auto const row = index_t{blockIdx.x} * embedding_rows + threadIdx.y;
   if (row >= tokens.size()) return;
   auto const t = row % tokens.extent(1);
   auto const token = *tokens.address(row / tokens.extent(1), t);
-  auto const known = token >= 0 && token < classes;
+  auto const known = slice.known(token);
+  auto const at = slice.place_of(token);
   if (!known && threadIdx.x == 0) flag.raise(row, token);
+  // What a token of another slice embeds to, and what is none: NaN.
+  auto const elsewhere = known ? 0.0f : std::bit_cast<float>(0x7fc00000u);
   for (auto column = index_t{threadIdx.x} * n; column < width; column += embedding_lanes * n) {
     auto const count = width - column;
     float value[n];
 #pragma unroll
-    for (int i = 0; i < n; ++i) value[i] = std::bit_cast<float>(0x7fc00000u); // what no token embeds to: NaN
-    if (known) exec::load_part(value, table.at(token, column), count, table.aligned);
+    for (int i = 0; i < n; ++i) value[i] = elsewhere;
+    if (at >= 0) exec::load_part(value, table.at(at, column), count, table.aligned);
     if (positions.data != nullptr) {
       float position[n];
-      exec::load_part(position, positions.at(first_position + t, column), count, positions.aligned);
+      exec::load_part(position, positions.at(places(t), column), count, positions.aligned);
 #pragma unroll
       for (int i = 0; i < n; ++i) value[i] += position[i];
     }
@@ -19907,17 +29086,18 @@ TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
   }
 }
 
-/// What is sorted: each row's token (`classes` for one that is none) and its number.
+/// What is sorted: each row's token, counted from the slice's first (`classes` for one outside), and its
+/// number.
 template <std::unsigned_integral Key>
 TESSERA_KERNEL void __launch_bounds__(256)
     token_keys_kernel(Key* keys, std::int32_t* rows, view<std::int32_t const, 2, cuda_memory> tokens,
-                      std::uint32_t classes, fault_flag flag) {
+                      detail::vocabulary_slice slice, fault_flag flag) {
   auto const row = index_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (row >= tokens.size()) return;
   auto const token = *tokens.address(row / tokens.extent(1), row % tokens.extent(1));
-  auto const known = token >= 0 && static_cast<Key>(token) < classes;
-  if (!known) flag.raise(row, token);
-  keys[row] = known ? static_cast<Key>(token) : classes;
+  if (!slice.known(token)) flag.raise(row, token);
+  auto const at = slice.place_of(token);
+  keys[row] = static_cast<Key>(at >= 0 ? at : slice.size);
   rows[row] = static_cast<std::int32_t>(row);
 }
 
@@ -19943,21 +29123,27 @@ struct rows_of_token {
   std::int32_t const* first;
   std::int32_t const* rows;
 
-  __device__ index_t begin(index_t token) const { return first[token]; }
-  __device__ index_t end(index_t token) const { return first[token + 1]; }
-  __device__ index_t row(index_t k, index_t) const { return rows[k]; }
+  struct list {
+    std::int32_t const* rows;
+    index_t begin, end;
+    __device__ index_t row(index_t k) const { return rows[k]; }
+  };
+  __device__ list of(index_t token) const { return {rows, first[token], first[token + 1]}; }
 };
 
 /// Those of its position, one of each sample.
 struct rows_of_position {
-  index_t samples, length, first_position;
+  index_t samples, length;
+  token_positions places;
 
-  __device__ index_t begin(index_t) const { return 0; }
-  __device__ index_t end(index_t position) const {
-    auto const t = position - first_position;
-    return t >= 0 && t < length ? samples : 0;
+  struct list {
+    index_t length, token, begin, end;
+    __device__ index_t row(index_t k) const { return k * length + token; }
+  };
+  __device__ list of(index_t position) const {
+    auto const token = places.token_at(position, length);
+    return {length, token, 0, token >= 0 ? samples : 0};
   }
-  __device__ index_t row(index_t k, index_t position) const { return k * length + position - first_position; }
 };
 
 /// out[i] (+)= the sum of its rows of `in`, in their order: a warp for each i and each 32 packs of columns.
@@ -19970,14 +29156,14 @@ TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
   auto const column = (index_t{blockIdx.y} * embedding_lanes + threadIdx.x) * n;
   auto const left = width - column;
   if (i >= count || left <= 0) return;
-  auto const begin = rows.begin(i), end = rows.end(i);
-  if (begin == end && accumulate) return;
+  auto const mine = rows.of(i);
+  if (mine.begin == mine.end && accumulate) return;
   float sum[n] = {};
   if (accumulate) exec::load_part(sum, out.at(i, column), left, out.aligned);
 #pragma unroll 2
-  for (auto k = begin; k < end; ++k) {
+  for (auto k = mine.begin; k < mine.end; ++k) {
     float value[n];
-    exec::load_part(value, in.at(rows.row(k, i), column), left, in.aligned);
+    exec::load_part(value, in.at(mine.row(k), column), left, in.aligned);
 #pragma unroll
     for (int j = 0; j < n; ++j) sum[j] += value[j];
   }
@@ -19993,29 +29179,29 @@ struct embedding_on<exec::cuda_backend> {
 
   template <exec::cuda_space Ex, storage_scalar T>
   static void forward(Ex& ex, device_view<T, 2> out, device_view<std::int32_t const, 2> tokens,
-                      device_view<T const, 2> table, device_view<T const, 2> positions,
-                      index_t first_position, site where) {
+                      device_view<T const, 2> table, detail::vocabulary_slice slice,
+                      device_view<T const, 2> positions, token_positions places, site where) {
     using namespace cuda_detail;
-    auto const classes = table.extent(0);
-    auto const flag = ex.template handle<faults>().expect(fault::token, classes, where, tokens.extent(1));
+    auto const flag =
+        ex.template handle<faults>().expect(fault::token, slice.vocabulary, where, tokens.extent(1));
     exec::launch(ex,
                  {.grid = exec::grid_of((tokens.size() + embedding_rows - 1) / embedding_rows),
                   .block = dim3(embedding_lanes, embedding_rows),
                   .where = where},
-                 embedding_kernel<T>, matrix_rows<T>(out), tokens, matrix_rows<T const>(table),
-                 matrix_rows<T const>(positions), first_position, classes, table.extent(1), flag);
+                 embedding_kernel<T>, matrix_rows<T>(out), tokens, matrix_rows<T const>(table), slice,
+                 matrix_rows<T const>(positions), places, table.extent(1), flag);
   }
 
   template <exec::cuda_space Ex, storage_scalar G, storage_scalar T>
-  static void backward(Ex& ex, device_view<G, 2> d_table, device_view<G, 2> d_positions,
-                       device_view<T const, 2> d_out, device_view<std::int32_t const, 2> tokens,
-                       embedding_backward_options const& options, site where) {
+  static void backward(Ex& ex, device_view<G, 2> d_table, detail::vocabulary_slice slice,
+                       device_view<G, 2> d_positions, device_view<T const, 2> d_out,
+                       device_view<std::int32_t const, 2> tokens, embedding_backward_options const& options,
+                       site where) {
     using namespace cuda_detail;
-    sum_rows(ex, d_table, d_out, sorted(ex, tokens, d_table.extent(0), where), options.accumulate_table,
-             where);
+    sum_rows(ex, d_table, d_out, sorted(ex, tokens, slice, where), options.accumulate_table, where);
     if (d_positions.data() != nullptr)
       sum_rows(ex, d_positions, d_out,
-               rows_of_position{tokens.extent(0), tokens.extent(1), options.first_position},
+               rows_of_position{tokens.extent(0), tokens.extent(1), options.positions},
                options.accumulate_positions, where);
   }
 
@@ -20032,10 +29218,11 @@ private:
   struct sorting;
 
   template <exec::cuda_space Ex>
-  static cuda_detail::rows_of_token sorted(Ex& ex, device_view<std::int32_t const, 2> tokens, index_t classes,
-                                           site where) {
+  static cuda_detail::rows_of_token sorted(Ex& ex, device_view<std::int32_t const, 2> tokens,
+                                           detail::vocabulary_slice slice, site where) {
     using namespace cuda_detail;
     auto const count = narrow<std::int32_t>(tokens.size(), where);
+    auto const classes = slice.size;
     auto const limit = static_cast<std::uint32_t>(narrow<std::int32_t>(classes, where));
     auto* keys = take<keys_in, std::uint32_t>(ex, count, where);
     auto* keys_sorted = take<keys_out, std::uint32_t>(ex, count, where);
@@ -20043,10 +29230,10 @@ private:
     auto* rows_sorted = take<rows_out, std::int32_t>(ex, count, where);
     auto* first = take<starts, std::int32_t>(ex, classes + 1, where);
     if (count > 0) {
-      auto const flag =
-          ex.template handle<faults>().expect(fault::token_backward, classes, where, tokens.extent(1));
+      auto const flag = ex.template handle<faults>().expect(fault::token_backward, slice.vocabulary, where,
+                                                            tokens.extent(1));
       exec::launch(ex, {.grid = exec::grid_of((count + 255) / 256), .block = dim3(256), .where = where},
-                   token_keys_kernel<std::uint32_t>, keys, rows, tokens, limit, flag);
+                   token_keys_kernel<std::uint32_t>, keys, rows, tokens, slice, flag);
       auto const bits = static_cast<int>(std::bit_width(limit));
       std::size_t bytes = 0;
       auto const sort = [&](void* memory) {
@@ -21336,6 +30523,192 @@ private:
 #ifndef TESSERA_OPS_CUDA_LINEAR_CROSS_ENTROPY_CUH
 #define TESSERA_OPS_CUDA_LINEAR_CROSS_ENTROPY_CUH
 
+/// sliced_cross_entropy on CUDA: the passes of cross_entropy, a block for a row, with a pause between them;
+/// parts are merged by a thread a row.
+#ifndef TESSERA_OPS_CUDA_SLICED_CROSS_ENTROPY_CUH
+#define TESSERA_OPS_CUDA_SLICED_CROSS_ENTROPY_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+template <int Threads, storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(Threads, 1536 / Threads)
+    softmax_statistics_kernel(float* statistics, T const* logits, index_t stride, std::int32_t const* targets,
+                              detail::vocabulary_slice slice, fault_flag flag) {
+  using reduce = cub::BlockReduce<softmax_part, Threads>;
+  __shared__ typename reduce::TempStorage storage;
+  auto const row = index_t{blockIdx.x};
+  auto const* x = logits + row * stride;
+  auto const target = targets[row];
+  softmax_statistics_row result;
+  if (slice.known(target)) {
+    row_pieces<T> const pieces(x, slice.size);
+    result.part = reduce(storage).Reduce(softmax_of_thread<Threads>(x, pieces), merge_softmax{});
+    if (auto const at = slice.place_of(target); at >= 0) result.target_logit = static_cast<float>(x[at]);
+  }
+  if (threadIdx.x != 0) return;
+  if (!slice.known(target) && target != ignore_index) flag.raise(row, target);
+  result.write(statistics + row * softmax_statistics_row::width);
+}
+
+inline constexpr int merge_threads = 256;
+
+template <std::floating_point Float>
+TESSERA_KERNEL void __launch_bounds__(merge_threads)
+    merge_statistics_kernel(Float* merged, Float const* parts, index_t ranks, index_t rows) {
+  constexpr auto width = softmax_statistics_row::width;
+  auto const row = index_t{blockIdx.x} * merge_threads + threadIdx.x;
+  if (row < rows) merged_row(parts + row * width, ranks, rows * width).write(merged + row * width);
+}
+
+template <int Threads, storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(Threads, 1536 / Threads)
+    cross_entropy_of_kernel(T* logits, index_t stride, float* losses, std::int32_t const* targets,
+                            float const* statistics, detail::vocabulary_slice slice,
+                            cross_entropy_options<cuda_memory> options, fault_flag flag) {
+  auto const row = index_t{blockIdx.x};
+  auto* x = logits + row * stride;
+  auto const target = targets[row];
+  if (!slice.known(target)) {
+    auto const ignored = target == ignore_index;
+    constexpr auto not_a_number = std::bit_cast<float>(0x7fc00000u);
+    if (threadIdx.x == 0) {
+      losses[row] = ignored ? 0.0f : not_a_number;
+      if (!ignored) flag.raise(row, target);
+    }
+    if (options.write_gradient) fill_row(x, slice.size, ignored ? 0.0f : not_a_number);
+    return;
+  }
+  auto const all = softmax_statistics_row::read(statistics + row * softmax_statistics_row::width);
+  auto const softmax = row_of(all.part, slice.vocabulary, options);
+  if (threadIdx.x == 0) losses[row] = cross_entropy_loss(softmax, all.target_logit, options);
+  if (options.write_gradient)
+    write_slopes<Threads>(x, row_pieces<T>(x, slice.size), softmax.maximum,
+                          cross_entropy_slope(softmax, slice.vocabulary, options), slice.place_of(target));
+}
+
+} // namespace cuda_detail
+
+template <>
+struct sliced_cross_entropy_on<exec::cuda_backend> {
+  template <class T, int Rank>
+  using device_view = view<T, Rank, exec::cuda_memory>;
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void statistics(Ex& ex, device_view<float, 2> statistics, device_view<T const, 2> logits,
+                         device_view<std::int32_t const, 1> targets, detail::vocabulary_slice slice,
+                         site where) {
+    using namespace cuda_detail;
+    auto const rows = logits.extent(0);
+    if (rows == 0) return;
+    auto const flag = ex.template handle<faults>().expect(fault::target, slice.vocabulary, where);
+    with_threads(slice.size, [&](auto threads) {
+      exec::launch(ex, {.grid = exec::grid_of(rows), .block = dim3(decltype(threads)::value), .where = where},
+                   softmax_statistics_kernel<decltype(threads)::value, T>, statistics.data(), logits.data(),
+                   logits.stride(0), targets.data(), slice, flag);
+    });
+  }
+
+  template <exec::cuda_space Ex>
+  static void merge(Ex& ex, device_view<float, 2> merged, device_view<float const, 3> parts, site where) {
+    using namespace cuda_detail;
+    auto const rows = merged.extent(0);
+    if (rows == 0) return;
+    exec::launch(ex,
+                 {.grid = exec::grid_of((rows + merge_threads - 1) / merge_threads),
+                  .block = dim3(merge_threads),
+                  .where = where},
+                 merge_statistics_kernel<float>, merged.data(), parts.data(), parts.extent(0), rows);
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static sum_and_count finish(Ex& ex, device_view<T, 2> logits, device_view<float, 1> losses,
+                              device_view<std::int32_t const, 1> targets,
+                              device_view<float const, 2> statistics, detail::vocabulary_slice slice,
+                              cross_entropy_options<exec::cuda_memory> const& options, site where) {
+    using namespace cuda_detail;
+    auto const rows = logits.extent(0);
+    if (rows == 0) return {};
+    auto const flag = ex.template handle<faults>().expect(fault::target, slice.vocabulary, where);
+    with_threads(slice.size, [&](auto threads) {
+      exec::launch(ex, {.grid = exec::grid_of(rows), .block = dim3(decltype(threads)::value), .where = where},
+                   cross_entropy_of_kernel<decltype(threads)::value, T>, logits.data(), logits.stride(0),
+                   losses.data(), targets.data(), statistics.data(), slice, options, flag);
+    });
+    return total_of(ex, losses, targets, options.totals, where);
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+
+#endif
+/// merge_attention on CUDA: a warp for each row of each head, in accesses of 16 bytes where all rows begin at
+/// such a boundary.
+#ifndef TESSERA_OPS_CUDA_MERGE_ATTENTION_CUH
+#define TESSERA_OPS_CUDA_MERGE_ATTENTION_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+inline constexpr int merge_lanes = 32, merge_rows = 8;
+
+template <int N, storage_scalar T>
+TESSERA_KERNEL void __launch_bounds__(merge_lanes* merge_rows)
+    merge_attention_kernel(view<float, 4, exec::cuda_memory> out,
+                           view<float, 3, exec::cuda_memory> log_sum_exp,
+                           view<T const, 4, exec::cuda_memory> part,
+                           view<float const, 3, exec::cuda_memory> part_log_sum_exp) {
+  auto const tokens = out.extent(1), heads = out.extent(2), rows = out.extent(0) * tokens * heads;
+  auto const packs = out.extent(3) / N;
+  for (auto row = index_t{blockIdx.x} * merge_rows + threadIdx.y; row < rows;
+       row += index_t{gridDim.x} * merge_rows) {
+    auto const b = row / heads / tokens, t = row / heads % tokens, h = row % heads;
+    auto* const sum = log_sum_exp.address(b, h, t);
+    merge_factors const f(*sum, *part_log_sum_exp.address(b, h, t));
+    __syncwarp(); // all lanes have read it
+    if (threadIdx.x == 0) *sum = f.log_sum_exp;
+    if (f.of_part == 0) continue;
+    auto* y = out.address(b, t, h, 0);
+    auto const* x = part.address(b, t, h, 0);
+    for (auto p = index_t{threadIdx.x}; p < packs; p += merge_lanes) {
+      float more[N], whole[N] = {};
+      exec::load_pack(more, x + p * N);
+      if (f.of_out != 0) exec::load_pack(whole, y + p * N);
+#pragma unroll
+      for (int i = 0; i < N; ++i) whole[i] = f.of_out * whole[i] + f.of_part * more[i];
+      exec::store_pack(y + p * N, whole);
+    }
+  }
+}
+
+} // namespace cuda_detail
+
+template <>
+struct merge_attention_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void run(Ex& ex, view<float, 4, exec::cuda_memory> out,
+                  view<float, 3, exec::cuda_memory> log_sum_exp, view<T const, 4, exec::cuda_memory> part,
+                  view<float const, 3, exec::cuda_memory> part_log_sum_exp) {
+    using namespace cuda_detail;
+    constexpr int n = exec::pack_size<T>;
+    auto whole = out.extent(3) % n == 0;
+    for (int d = 0; d < 3; ++d)
+      whole =
+          whole && exec::aligned16(out.data(), out.stride(d)) && exec::aligned16(part.data(), part.stride(d));
+    exec::launch(ex,
+                 {.grid = exec::grid_for(ex, out.extent(0) * out.extent(1) * out.extent(2), merge_rows),
+                  .block = dim3(merge_lanes, merge_rows)},
+                 whole ? merge_attention_kernel<n, T> : merge_attention_kernel<1, T>, out, log_sum_exp, part,
+                 part_log_sum_exp);
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
 #endif
 /// random_normal on CUDA: one pass; both numbers of a pair are drawn for themselves.
 #ifndef TESSERA_OPS_CUDA_RANDOM_NORMAL_CUH
@@ -21528,13 +30901,14 @@ inline constexpr int rotary_lanes = 32, rotary_tokens = 8;
 /// A token is turned by the lanes of a warp, N pairs each at a time.
 template <int N, storage_scalar T>
 TESSERA_KERNEL void __launch_bounds__(rotary_lanes* rotary_tokens)
-    rotary_kernel(view<T, 4, exec::cuda_memory> x, float const* table, index_t first_position, float sign) {
+    rotary_kernel(view<T, 4, exec::cuda_memory> x, float const* table, token_positions positions,
+                  float sign) {
   auto const sequence = x.extent(1), tokens = x.extent(0) * sequence, half = x.extent(3) / 2;
   auto const packs = static_cast<unsigned>(half / N), count = packs * static_cast<unsigned>(x.extent(2));
   for (auto token = index_t{blockIdx.x} * rotary_tokens + threadIdx.y; token < tokens;
        token += index_t{gridDim.x} * rotary_tokens) {
     auto const t = token % sequence;
-    auto const* cosines = table + (first_position + t) * 2 * half;
+    auto const* cosines = table + positions(t) * 2 * half;
     auto* at = x.data() + token / sequence * x.stride(0) + t * x.stride(1);
     for (auto i = static_cast<unsigned>(threadIdx.x); i < count; i += rotary_lanes) {
       auto const pair = index_t{i % packs} * N;
@@ -21563,8 +30937,8 @@ struct rotary_on<exec::cuda_backend> {
     auto const half = x.extent(3) / 2;
     // One count for both, so that lanes count in 32 bits.
     (void)narrow<std::int32_t>(x.extent(2) * half, where);
-    auto const positions = element_count<1>({options.first_position + x.extent(1)}, where);
-    auto const* table = ex.template handle<rotary_tables>().of(ex, options.theta, half, positions, where);
+    auto const* table = ex.template handle<rotary_tables>().of(ex, options.theta, half,
+                                                               options.positions.end(x.extent(1)), where);
     constexpr int n = exec::pack_size<T>;
     auto const whole = half % n == 0 && exec::aligned16(x.data(), x.stride(0)) &&
                        exec::aligned16(x.data(), x.stride(1)) && exec::aligned16(x.data(), x.stride(2));
@@ -21572,7 +30946,7 @@ struct rotary_on<exec::cuda_backend> {
                  {.grid = exec::grid_for(ex, x.extent(0) * x.extent(1), rotary_tokens),
                   .block = dim3(rotary_lanes, rotary_tokens),
                   .where = where},
-                 whole ? rotary_kernel<n, T> : rotary_kernel<1, T>, x, table, options.first_position,
+                 whole ? rotary_kernel<n, T> : rotary_kernel<1, T>, x, table, options.positions,
                  options.inverse ? -1.0f : 1.0f);
   }
 };
@@ -21669,10 +31043,10 @@ struct swiglu_on<exec::cuda_backend> {
 #endif
 
 #if defined(TESSERA_WITH_NCCL)
-/// comm::nccl with the kernel that adds in rank_order. A program that reduces in rank_order over NCCL
-/// includes this file in a file that nvcc compiles, for the types that it reduces there.
+/// comm::nccl with the kernels that add in rank_order and as a binary_tree. A program that reduces in those
+/// orders over NCCL includes this file in a file that nvcc compiles, for the types that it reduces there.
 ///
-/// Cost of the kernel: each piece and the output once through memory, 16 bytes at a time where all of them
+/// Cost of a kernel: each piece and the output once through memory, 16 bytes at a time where all of them
 /// are aligned.
 #ifndef TESSERA_COMM_CUDA_NCCL_CUH
 #define TESSERA_COMM_CUDA_NCCL_CUH
@@ -21720,6 +31094,87 @@ __launch_bounds__(combine_threads) TESSERA_KERNEL
   if (!exact && overflow != nullptr) atomicMax(overflow, 1);
 }
 
+/// Levels of trees that a thread keeps in registers: six where it adds 16 bytes at a time, and for single
+/// elements as many as any number of ranks needs.
+constexpr int tree_levels(int width) noexcept {
+  return width > 1 ? 6 : 31;
+}
+
+/// The tree over `ranks` summands that `read(r)` brings, `Width` values at a time, in registers: branch[l]
+/// waits with the sum of 2^l ranks until the next 2^l are there. What waits at the end is added from the
+/// right, as summation::binary_tree says. ranks < 2^Levels.
+template <int Levels, class Value, class Read>
+__device__ Value tree_of(int ranks, Read read) {
+  Value branch[Levels];
+  for (int r = 0; r < ranks; ++r) {
+    Value carry = read(r);
+    bool up = true;
+#pragma unroll
+    for (int level = 0; level < Levels; ++level) {
+      if (!up) continue;
+      if ((r >> level & 1) != 0) {
+        carry = branch[level] + carry;
+      } else {
+        branch[level] = carry;
+        up = false;
+      }
+    }
+  }
+  Value sum{};
+  bool first = true;
+#pragma unroll
+  for (int level = 0; level < Levels; ++level) {
+    if ((ranks >> level & 1) == 0) continue;
+    sum = first ? branch[level] : branch[level] + sum;
+    first = false;
+  }
+  return sum;
+}
+
+/// Values that are added one by one.
+template <class A, int Width>
+struct summands {
+  A at[Width];
+
+  friend __device__ summands operator+(summands const& a, summands const& b) {
+    summands sum;
+#pragma unroll
+    for (int i = 0; i < Width; ++i) sum.at[i] = a.at[i] + b.at[i];
+    return sum;
+  }
+};
+
+/// out[i] = the binary tree over r of pieces[r * stride + i], `Width` elements a thread.
+template <class T, int Width>
+__launch_bounds__(combine_threads) TESSERA_KERNEL
+    void add_pieces_as_tree(T* out, T const* pieces, index_t n, index_t stride, int ranks) {
+  using wide = accumulator_t<T>;
+  auto const begin =
+      (static_cast<index_t>(blockIdx.x) * combine_threads + static_cast<index_t>(threadIdx.x)) * Width;
+  if (begin >= n) return;
+  if constexpr (Width > 1) {
+    if (begin + Width <= n) {
+      using group = summands<wide, Width>;
+      auto const sum = tree_of<tree_levels(Width), group>(ranks, [&](int r) {
+        auto const part = exec::load16(pieces + r * stride + begin);
+        group values;
+#pragma unroll
+        for (int i = 0; i < Width; ++i) values.at[i] = static_cast<wide>(part[i]);
+        return values;
+      });
+      auto part = exec::load16(pieces + begin);
+#pragma unroll
+      for (int i = 0; i < Width; ++i) part[i] = static_cast<T>(sum.at[i]);
+      exec::store16(out + begin, part);
+      return;
+    }
+  }
+  auto const end = begin + Width < n ? begin + Width : n;
+  for (auto i = begin; i < end; ++i)
+    out[i] = static_cast<T>(tree_of<tree_levels(Width), wide>(
+        ranks, [&](int r) { return static_cast<wide>(pieces[r * stride + i]); }));
+}
+
 template <class T, reduction Operation>
 void launch_combine(device_combine_space& space, combine_step const& s) {
   auto* out = static_cast<T*>(s.out);
@@ -21731,7 +31186,17 @@ void launch_combine(device_combine_space& space, combine_step const& s) {
                               .block = dim3(combine_threads),
                               .where = s.where};
   };
-  if (exec::aligned16(pieces, s.stride) && exec::aligned16(out))
+  bool const aligned = exec::aligned16(pieces, s.stride) && exec::aligned16(out);
+  if constexpr (Operation == reduction::sum && std::floating_point<accumulator_t<T>>)
+    if (s.order == summation::binary_tree) {
+      if (aligned && s.ranks < 1 << tree_levels(width))
+        exec::launch(space.lane, shape(width), &add_pieces_as_tree<T, width>, out, pieces, s.n, s.stride,
+                     s.ranks);
+      else
+        exec::launch(space.lane, shape(1), &add_pieces_as_tree<T, 1>, out, pieces, s.n, s.stride, s.ranks);
+      return;
+    }
+  if (aligned)
     exec::launch(space.lane, shape(width), &combine_pieces<T, Operation, width>, out, pieces, s.n, s.stride,
                  s.ranks, space.overflow);
   else

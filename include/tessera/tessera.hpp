@@ -18,8 +18,12 @@
 #include <tessera/core/version.hpp>
 #include <tessera/core/view.hpp>
 
+#include <tessera/layout/mesh_shape.hpp>
 #include <tessera/layout/ownership.hpp>
 #include <tessera/layout/parameters.hpp>
+#include <tessera/layout/schedule.hpp>
+#include <tessera/layout/schedule_simulator.hpp>
+#include <tessera/layout/sequence_shards.hpp>
 #include <tessera/layout/shard.hpp>
 
 #include <tessera/exec/copy.hpp>
@@ -36,6 +40,7 @@
 #include <tessera/ops/add.hpp>
 #include <tessera/ops/attention.hpp>
 #include <tessera/ops/cast.hpp>
+#include <tessera/ops/copy_rows.hpp>
 #include <tessera/ops/cross_entropy.hpp>
 #include <tessera/ops/dropout.hpp>
 #include <tessera/ops/elementary.hpp>
@@ -45,13 +50,16 @@
 #include <tessera/ops/linear.hpp>
 #include <tessera/ops/linear_cross_entropy.hpp>
 #include <tessera/ops/matmul.hpp>
+#include <tessera/ops/merge_attention.hpp>
 #include <tessera/ops/random_normal.hpp>
 #include <tessera/ops/reduce.hpp>
 #include <tessera/ops/rms_norm.hpp>
 #include <tessera/ops/rotary.hpp>
 #include <tessera/ops/scale.hpp>
 #include <tessera/ops/shapes.hpp>
+#include <tessera/ops/sliced_cross_entropy.hpp>
 #include <tessera/ops/swiglu.hpp>
+#include <tessera/ops/token_positions.hpp>
 
 #include <tessera/comm/communicator.hpp>
 #include <tessera/comm/self.hpp>
@@ -62,6 +70,14 @@
 #if defined(TESSERA_WITH_NCCL)
 #include <tessera/comm/nccl.hpp>
 #endif
+
+#include <tessera/partition/arithmetic.hpp>
+#include <tessera/partition/box.hpp>
+#include <tessera/partition/mesh.hpp>
+#include <tessera/partition/partitioned_tensor.hpp>
+#include <tessera/partition/placements.hpp>
+#include <tessera/partition/plan.hpp>
+#include <tessera/partition/redistribute.hpp>
 
 #include <tessera/io/atomic_file.hpp>
 #include <tessera/io/checksum.hpp>
@@ -103,32 +119,52 @@
 #include <tessera/nn/model.hpp>
 #include <tessera/nn/norm.hpp>
 #include <tessera/nn/parameter_store.hpp>
+#include <tessera/nn/rank_group.hpp>
 #include <tessera/nn/self_attention.hpp>
+#include <tessera/nn/tensor_part.hpp>
 #include <tessera/nn/transformer_block.hpp>
 #include <tessera/nn/transformer_config.hpp>
 #include <tessera/nn/unit.hpp>
 
+#include <tessera/parallel/block_lender.hpp>
 #include <tessera/parallel/buckets.hpp>
+#include <tessera/parallel/context_attention.hpp>
+#include <tessera/parallel/context_options.hpp>
 #include <tessera/parallel/data_parallel.hpp>
+#include <tessera/parallel/distributed_model.hpp>
 #include <tessera/parallel/flat_model.hpp>
 #include <tessera/parallel/global_norm.hpp>
+#include <tessera/parallel/layout_text.hpp>
 #include <tessera/parallel/loss.hpp>
 #include <tessera/parallel/memory_plan.hpp>
+#include <tessera/parallel/model_group.hpp>
+#include <tessera/parallel/overlapped_linear.hpp>
+#include <tessera/parallel/pipeline.hpp>
+#include <tessera/parallel/ring_attention.hpp>
+#include <tessera/parallel/sequence_exchange.hpp>
+#include <tessera/parallel/training_layout.hpp>
+#include <tessera/parallel/unit_runner.hpp>
+#include <tessera/parallel/zero.hpp>
+#include <tessera/parallel/zero_options.hpp>
 
 #include <tessera/train/agreement.hpp>
 #include <tessera/train/checkpoint.hpp>
 #include <tessera/train/command_line.hpp>
 #include <tessera/train/corpus.hpp>
 #include <tessera/train/generate.hpp>
+#include <tessera/train/layout_settings.hpp>
 #include <tessera/train/loss_curve.hpp>
 #include <tessera/train/machine.hpp>
 #include <tessera/train/metrics.hpp>
 #include <tessera/train/micro_batches.hpp>
+#include <tessera/train/model_parts.hpp>
 #include <tessera/train/model_settings.hpp>
 #include <tessera/train/progress.hpp>
 #include <tessera/train/report.hpp>
 #include <tessera/train/run_state.hpp>
 #include <tessera/train/sample.hpp>
+#include <tessera/train/sample_rows.hpp>
+#include <tessera/train/schedule_picture.hpp>
 #include <tessera/train/settings.hpp>
 #include <tessera/train/settings_json.hpp>
 #include <tessera/train/summary.hpp>
