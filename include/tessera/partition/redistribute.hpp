@@ -18,7 +18,8 @@
 /// Called by: every rank of the mesh that differs in the tensor's axes, in the same order, with tensors of
 /// the same whole. Cost: the plan's bytes; a shard of a dimension that is not the outermost one is packed or
 /// unpacked by one pass over this rank's elements. Order of sums: each collective's (rank order by default).
-/// Memory for packing is kept by the space and used again.
+/// Memory for packing is kept by the space and used again. In device memory the program also includes
+/// exec/copy_cuda.hpp.
 #ifndef TESSERA_PARTITION_REDISTRIBUTE_HPP
 #define TESSERA_PARTITION_REDISTRIBUTE_HPP
 
