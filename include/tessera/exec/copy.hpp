@@ -33,8 +33,8 @@ void require_rows(view<T, 2, Memory> to, view<U, 2, Memory> from, site where) {
     throw size_error("E-exec-110", where, "a copy of rows ", text_of(from.extents()), " into ",
                      text_of(to.extents()), "; both must be the same");
   if (to.extent(1) > 1 && (to.stride(1) != 1 || from.stride(1) != 1))
-    throw size_error("E-exec-111", where, "a copy of rows whose elements are ", from.stride(1), " apart, into ",
-                     to.stride(1), "; both must be 1");
+    throw size_error("E-exec-111", where, "a copy of rows whose elements are ", from.stride(1),
+                     " apart, into ", to.stride(1), "; both must be 1");
 }
 
 } // namespace detail
