@@ -73,13 +73,17 @@ struct call {
   bool on_device = false; // both buffers are in memory that the host does not reach
   site where{};
 
-  bool reduces() const noexcept {
+  [[gnu::always_inline]] bool reduces() const noexcept {
     return what == collective::reduce || what == collective::all_reduce || what == collective::reduce_scatter;
   }
   /// Whether the order of its sum is the same everywhere, and the library's own reduction will not do.
-  bool fixes_order() const noexcept { return order != summation::native; }
-  bool is_point_to_point() const noexcept { return what == collective::send || what == collective::receive; }
-  bool has_own_counts() const noexcept { return what == collective::all_to_all && in_counts != nullptr; }
+  [[gnu::always_inline]] bool fixes_order() const noexcept { return order != summation::native; }
+  [[gnu::always_inline]] bool is_point_to_point() const noexcept {
+    return what == collective::send || what == collective::receive;
+  }
+  [[gnu::always_inline]] bool has_own_counts() const noexcept {
+    return what == collective::all_to_all && in_counts != nullptr;
+  }
 };
 
 /// On what ranks must agree, and where this rank stands. Fixed size, no pointers: it travels.
@@ -182,7 +186,7 @@ struct transfer {
   site where{};
 };
 
-inline transfer transfer_of(call const& c) noexcept {
+[[gnu::always_inline]] inline transfer transfer_of(call const& c) noexcept {
   transfer t;
   t.what = c.what == collective::split ? collective::all_gather : c.what;
   t.type = c.type;

@@ -41,7 +41,7 @@ class describer {
 public:
   describer(int my_rank, int ranks) noexcept : rank(my_rank), size(ranks) {}
 
-  static call named(collective what, site where) noexcept {
+  [[gnu::always_inline]] static call named(collective what, site where) noexcept {
     call c;
     c.what = what;
     c.where = where;
@@ -57,7 +57,7 @@ public:
     c.root = root;
     return c;
   }
-  static void reduce_with(call& c, reduce_options how) noexcept {
+  [[gnu::always_inline]] static void reduce_with(call& c, reduce_options how) noexcept {
     c.operation = how.operation;
     c.order = how.order;
   }
@@ -169,7 +169,8 @@ public:
 
 private:
   template <class Span>
-  call message(collective what, Span out, input_like<Span> in, int peer, int tag, site where) const {
+  [[gnu::always_inline]] call message(collective what, Span out, input_like<Span> in, int peer, int tag,
+                                      site where) const {
     check_rank(peer, what == collective::send ? "to" : "from", what, where);
     if (tag < 0 || tag > 32767)
       throw size_error("E-comm-006", where, name_of(what), ": `tag` is ", tag, " on rank ", rank,
@@ -181,7 +182,8 @@ private:
     return c;
   }
   template <class Span>
-  static call describe(collective what, Span out, input_like<Span> in, site where) noexcept {
+  [[gnu::always_inline]] static call describe(collective what, Span out, input_like<Span> in,
+                                              site where) noexcept {
     auto c = named(what, where);
     c.type = element_of<typename Span::value_type>();
     c.on_device = !memory_of<Span>::host_accessible;
@@ -209,14 +211,14 @@ private:
   }
   index_t times_size(index_t items, char const* which, collective what, site where) const {
     index_t product = 0;
-    if (__builtin_mul_overflow(items, index_t{size}, &product))
-      throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ",
-                       size, " ranks is more than 2^63 - 1 elements");
+    if (__builtin_mul_overflow(items, index_t{size}, &product)) refuse_product(items, which, what, where);
     return product;
   }
-  index_t my_offset(call const& c) const noexcept { return offset_of(rank, c.count, c.in_counts); }
+  [[gnu::always_inline]] index_t my_offset(call const& c) const noexcept {
+    return offset_of(rank, c.count, c.in_counts);
+  }
   /// `out` may begin `offset` elements before `in` does, and not overlap it otherwise.
-  void forbid_overlap(call const& c, index_t offset, site where) const {
+  [[gnu::always_inline]] void forbid_overlap(call const& c, index_t offset, site where) const {
     auto const item = bytes_of(c.type);
     auto const distance = reinterpret_cast<std::intptr_t>(c.in) - reinterpret_cast<std::intptr_t>(c.out);
     if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
@@ -226,6 +228,11 @@ private:
   refuse_length(index_t items, index_t expected, char const* which, collective what, site where) const {
     throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items, " elements on rank ",
                      rank, " of ", size, ", need ", expected);
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_product(index_t items, char const* which,
+                                                             collective what, site where) const {
+    throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ", size,
+                     " ranks is more than 2^63 - 1 elements");
   }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_rank(int root, char const* which, collective what,
                                                           site where) const {

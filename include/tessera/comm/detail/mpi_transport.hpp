@@ -202,6 +202,10 @@ private:
     return p;
   }
 
+  /// Where this rank's part begins, in bytes.
+  [[gnu::always_inline]] index_t my_part(transfer const& t, index_t const* counts) const noexcept {
+    return offset_of(rank_, t.count, counts) * bytes_of(t.type);
+  }
   /// The one MPI call of a transfer: blocking without `pending`.
   [[gnu::always_inline]] int post(transfer const& t, MPI_Request* pending, buffer<>& tables) {
     auto const comm = held_.lanes[t.step > 0 ? 1 : 0];
@@ -209,9 +213,6 @@ private:
     bool const now = pending == nullptr;
     auto const n = MPI_Count{t.count};
     bool const at_root = rank_ == t.root;
-    auto const my_part = [&](index_t const* counts) {
-      return offset_of(rank_, t.count, counts) * bytes_of(t.type);
-    };
     switch (t.what) {
     case collective::barrier:
       return now ? MPI_Barrier(comm) : MPI_Ibarrier(comm, pending);
@@ -247,7 +248,7 @@ private:
       // (Device memory is MPI's to copy: there all ranks are to be in place, or none.)
       auto const* counts = t.out_counts;
       auto const mine = counts != nullptr ? counts[rank_] : t.count;
-      auto* const place_of_mine = at(t.out, my_part(counts));
+      auto* const place_of_mine = at(t.out, my_part(t, counts));
       if (!t.on_device) copy(place_of_mine, t.in, mine * bytes_of(t.type));
       auto const* in = t.on_device && t.in != place_of_mine ? t.in : MPI_IN_PLACE;
       if (counts == nullptr)
@@ -259,7 +260,7 @@ private:
     }
     case collective::gather: {
       auto const* counts = t.out_counts;
-      auto const* in = at_root && t.in == at(t.out, my_part(counts)) ? MPI_IN_PLACE : t.in;
+      auto const* in = at_root && t.in == at(t.out, my_part(t, counts)) ? MPI_IN_PLACE : t.in;
       if (counts == nullptr)
         return now ? MPI_Gather_c(in, n, type, t.out, n, type, t.root, comm)
                    : MPI_Igather_c(in, n, type, t.out, n, type, t.root, comm, pending);
@@ -270,7 +271,7 @@ private:
     }
     case collective::scatter: {
       auto const* counts = t.in_counts;
-      auto* out = at_root && t.out == at(t.in, my_part(counts)) ? MPI_IN_PLACE : t.out;
+      auto* out = at_root && t.out == at(t.in, my_part(t, counts)) ? MPI_IN_PLACE : t.out;
       if (counts == nullptr)
         return now ? MPI_Scatter_c(t.in, n, type, out, n, type, t.root, comm)
                    : MPI_Iscatter_c(t.in, n, type, out, n, type, t.root, comm, pending);

@@ -55,8 +55,9 @@ void* room(buffer<Memory>& memory, index_t bytes, memory_account account, site w
   return memory.data();
 }
 
-/// Native reductions cannot write into what they read: such an output is delivered at the end.
-inline bool needs_staging(call const& c) noexcept {
+/// Native reductions cannot write into what they read: such an output is delivered at the end. (Inlined
+/// always: a call that is looked at from elsewhere must stand in memory.)
+[[gnu::always_inline]] inline bool needs_staging(call const& c) noexcept {
   auto const item = bytes_of(c.type);
   return c.what == collective::reduce_scatter && overlap(c.in, c.in_items * item, c.out, c.out_items * item);
 }
