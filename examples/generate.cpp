@@ -17,6 +17,7 @@
 
 #include <tessera/comm/self.hpp>
 #include <tessera/exec/host.hpp>
+#include <tessera/nn/make_transformer.hpp>
 #include <tessera/train/checkpoint.hpp>
 #include <tessera/train/command_line.hpp>
 #include <tessera/train/generate.hpp>

@@ -1,4 +1,4 @@
-/// What the tests of layouts share: one rank's run, a run laid over ranks, and how far they are apart.
+/// What the tests of layouts share: a run laid over ranks, and how far two runs are apart.
 #ifndef TESSERA_TESTS_PARALLEL_LAYOUTS_FIXTURE_HPP
 #define TESSERA_TESTS_PARALLEL_LAYOUTS_FIXTURE_HPP
 
@@ -10,10 +10,7 @@
 #include <vector>
 
 #include <nn/fixture.hpp>
-#include <tessera/comm/self.hpp>
 #include <tessera/exec/host.hpp>
-#include <tessera/nn/model.hpp>
-#include <tessera/parallel/data_parallel.hpp>
 #include <tessera/parallel/distributed_model.hpp>
 
 namespace fixture {
@@ -70,32 +67,6 @@ inline parallel::update_options layout_update(index_t step) {
 }
 inline nn::pass layout_pass(index_t step) {
   return {.seed = 9, .step = static_cast<std::uint64_t>(step)};
-}
-
-/// The plainest way: all samples at once, on one rank, through nn::model.
-inline layout_outcome train_alone(layout_case const& of) {
-  layout_outcome seen;
-  comm::self alone;
-  host ex({.threads = 1});
-  nn::model<host, float, float> model(of.config, {.batch = of.samples, .sequence_length = of.length()});
-  nn::initialise(ex, model.store(), 5);
-  parallel::data_parallel<comm::self, host, float, float> replicas(
-      alone, ex, parallel::flat_model_of(model.store()), layout_optimizer, {.zero = 0});
-  for (index_t step = 0; step < of.steps; ++step) {
-    auto const all = of.batch_of(step);
-    auto const loss = model.forward_backward(ex, all.token_view(), all.target_view(), layout_pass(step),
-                                             [&](std::size_t u) { replicas.gradients_ready(u); });
-    auto const done = replicas.update(ex, loss, layout_update(step));
-    seen.losses.push_back(parallel::mean_of(done.loss));
-    seen.norms.push_back(done.gradient_norm);
-  }
-  auto const all = of.unseen();
-  seen.evaluated = parallel::mean_of(model.evaluate(ex, all.token_view(), all.target_view()));
-  model.store().for_each([&](layout::parameter const& p, layout::range r) {
-    auto const w = model.store().weights();
-    seen.weights[p.name] = {w.begin() + r.begin, w.begin() + r.end};
-  });
-  return seen;
 }
 
 /// One rank of a run: its samples, its tokens of them, and what it counts of the weights.
