@@ -14,10 +14,10 @@ namespace {
 
 using namespace tessera;
 
-constexpr index_t batch = 8, length = 128;
+constexpr index_t batch = 8, length = 64;
 
 nn::transformer_config config() {
-  return {.vocabulary_size = 2048, .sequence_length = length, .width = 256, .layers = 4, .heads = 4};
+  return {.vocabulary_size = 2048, .sequence_length = length, .width = 128, .layers = 4, .heads = 4};
 }
 
 /// Steps over samples of random tokens.

@@ -102,6 +102,27 @@ TEST_CASE("A run on CUDA has the host's losses, step by step, and says in its su
   }
 }
 
+TEST_CASE("Layouts over NCCL ranks train the host's model") {
+  test::temporary_folder folder;
+  put_text(folder);
+  auto s = small(folder, "host");
+  s.layers = 2;
+  auto const expected = train_on(1, s);
+  s.device = "cuda";
+  for (auto const& [ranks, layout] : {std::pair{2, "tensor 2, sequence parallel"},
+                                      {2, "pipeline 2, zero bubble"},
+                                      {2, "context 2"},
+                                      {2, "data 2, zero 3, recompute unit"},
+                                      {4, "data 2 x tensor 2, zero 2"},
+                                      {4, "data 2 x pipeline 2, zero 3, 1f1b"}}) {
+    if (training::ranks_here(ranks) < ranks) continue;
+    CAPTURE(std::string(layout));
+    s.layout = layout;
+    s.run = folder / layout;
+    check_same(train_on(ranks, s), expected);
+  }
+}
+
 TEST_CASE("A run changes from the host to CUDA and back where that is meant, and only there") {
   test::temporary_folder folder;
   put_text(folder);
