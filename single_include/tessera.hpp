@@ -2219,8 +2219,8 @@ void require_rows(view<T, 2, Memory> to, view<U, 2, Memory> from, site where) {
     throw size_error("E-exec-110", where, "a copy of rows ", text_of(from.extents()), " into ",
                      text_of(to.extents()), "; both must be the same");
   if (to.extent(1) > 1 && (to.stride(1) != 1 || from.stride(1) != 1))
-    throw size_error("E-exec-111", where, "a copy of rows whose elements are ", from.stride(1), " apart, into ",
-                     to.stride(1), "; both must be 1");
+    throw size_error("E-exec-111", where, "a copy of rows whose elements are ", from.stride(1),
+                     " apart, into ", to.stride(1), "; both must be 1");
 }
 
 } // namespace detail
@@ -12661,7 +12661,8 @@ template <placement_type... To, partitioned_array X>
 /// Called by: every rank of the mesh that differs in the tensor's axes, in the same order, with tensors of
 /// the same whole. Cost: the plan's bytes; a shard of a dimension that is not the outermost one is packed or
 /// unpacked by one pass over this rank's elements. Order of sums: each collective's (rank order by default).
-/// Memory for packing is kept by the space and used again.
+/// Memory for packing is kept by the space and used again. In device memory the program also includes
+/// exec/copy_cuda.hpp.
 #ifndef TESSERA_PARTITION_REDISTRIBUTE_HPP
 #define TESSERA_PARTITION_REDISTRIBUTE_HPP
 
