@@ -22222,8 +22222,9 @@ private:
 /// uneven or empty. With `replicas`, what is owned is added up over those after the last micro-batch.
 ///
 /// Reproducible: the same global batch, micro-batch by micro-batch, gives the same bits of loss, norm and
-/// weights on any number of gradient ranks, for any number of pipeline stages. Micro-batch i of rank r is
-/// number r * micro_batches + i, and the sum is one binary tree over these numbers; every rank has as many,
+/// weights on any number of gradient ranks, for any number of pipeline stages (of a model without a tied
+/// head, whose table gets its gradient on two stages). Micro-batch i of rank r is number
+/// r * micro_batches + i, and the sum is one binary tree over these numbers; every rank has as many,
 /// a power of two where there are several ranks. It costs log2(micro_batches) further blocks of gradients a
 /// unit (a whole one each, also at stages 2 and 3, which send nothing before the last micro-batch), one more
 /// pass over them a micro-batch, and 512 bytes a unit and rank for the norm.
@@ -26066,29 +26067,6 @@ private:
   std::string path_;
   int descriptor_ = -1;
 };
-
-} // namespace tessera::inline TESSERA_ABI::train
-
-#endif
-/// Which samples of a step a rank works on, and in which portions: the batch is cut evenly among the ranks
-/// and each rank's share into micro-batches. A sample's number within the batch does not depend on either.
-///
-///     for (auto const& part : micro_batches(layout::shard_of(batch, ranks, rank), 8)) ...   // ranges of the
-///     batch
-#ifndef TESSERA_TRAIN_MICRO_BATCHES_HPP
-#define TESSERA_TRAIN_MICRO_BATCHES_HPP
-
-#include <vector>
-
-namespace tessera::inline TESSERA_ABI::train {
-
-/// Postconditions: in order, disjoint, cover `share`; each has 1 to `most` samples. None for an empty share.
-inline std::vector<layout::range> micro_batches(layout::range share, index_t most) {
-  std::vector<layout::range> parts;
-  for (auto at = share.begin; at < share.end; at += most)
-    parts.push_back({at, at + most < share.end ? at + most : share.end});
-  return parts;
-}
 
 } // namespace tessera::inline TESSERA_ABI::train
 

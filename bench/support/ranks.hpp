@@ -35,8 +35,8 @@ inline double seconds_to_spend(int argc, char** argv) {
   return 2;
 }
 
-/// `ours` and `peer` by turns on all ranks, each turn as many calls as fill half a millisecond. Where a rank of
-/// ours has but a part of the peer's work, `work_ratio` is that part.
+/// `ours` and `peer` by turns on all ranks, each turn as many calls as fill half a millisecond. Where a rank
+/// of ours has but a part of the peer's work, `work_ratio` is that part.
 template <class Ours, class Peer>
 void by_turns_on_ranks(benchmark::State& state, double seconds, std::string const& name, Ours ours, Peer peer,
                        double work_ratio = 1) {

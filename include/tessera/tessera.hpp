@@ -156,7 +156,6 @@
 #include <tessera/train/loss_curve.hpp>
 #include <tessera/train/machine.hpp>
 #include <tessera/train/metrics.hpp>
-#include <tessera/train/micro_batches.hpp>
 #include <tessera/train/model_parts.hpp>
 #include <tessera/train/model_settings.hpp>
 #include <tessera/train/progress.hpp>

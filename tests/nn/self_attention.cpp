@@ -36,7 +36,8 @@ struct setting {
   }
   std::vector<float> forward(attention_t::pieces const& kept) {
     std::vector<float> out(in.size());
-    layer.forward(ex, std::span<float const>(weights), matrix(out), matrix(in), kept, stream_of(shape), memory);
+    layer.forward(ex, std::span<float const>(weights), matrix(out), matrix(in), kept, stream_of(shape),
+                  memory);
     return out;
   }
 };

@@ -22,8 +22,9 @@
 /// uneven or empty. With `replicas`, what is owned is added up over those after the last micro-batch.
 ///
 /// Reproducible: the same global batch, micro-batch by micro-batch, gives the same bits of loss, norm and
-/// weights on any number of gradient ranks, for any number of pipeline stages. Micro-batch i of rank r is
-/// number r * micro_batches + i, and the sum is one binary tree over these numbers; every rank has as many,
+/// weights on any number of gradient ranks, for any number of pipeline stages (of a model without a tied
+/// head, whose table gets its gradient on two stages). Micro-batch i of rank r is number
+/// r * micro_batches + i, and the sum is one binary tree over these numbers; every rank has as many,
 /// a power of two where there are several ranks. It costs log2(micro_batches) further blocks of gradients a
 /// unit (a whole one each, also at stages 2 and 3, which send nothing before the last micro-batch), one more
 /// pass over them a micro-batch, and 512 bytes a unit and rank for the norm.
