@@ -61,7 +61,7 @@ struct layout_outcome {
 
 // A larger epsilon than in practice: the gradient of GPT-2's key bias is zero but for rounding, and Adam
 // would blow that rounding up to whole steps.
-inline constexpr optim::adamw_options layout_optimizer{.epsilon = 1e-4};
+inline constexpr optim::adamw_options layout_optimizer{.epsilon = 3e-4};
 inline parallel::update_options layout_update(index_t step) {
   return {.step = step + 1, .learning_rate = 0.01, .clip_norm = step == 1 ? 0.5 : 0};
 }

@@ -20,6 +20,8 @@ public:
   layout::parameter_map const& parameters() const override { return map_; }
   std::string const& tied_to() const override { return none_; }
   void reserve(int) override {}
+  void recompute(nn::recomputation) override {}
+  index_t kept_for_weights_bytes(nn::batch_shape) const override { return 0; }
   index_t kept_bytes(nn::batch_shape) const override { return 64; }
   index_t scratch_bytes(nn::batch_shape) const override { return 0; }
   void forward(ex_type&, blocks const&, nn::stream<ex_type, float>& s, arena<>&, nn::pass const&) override {
