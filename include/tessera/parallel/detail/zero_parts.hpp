@@ -122,7 +122,8 @@ inline std::vector<shelf> gradient_shelves(std::vector<unit_part> const& parts, 
       sizes.insert(sizes.end(), part.pooled ? depth : depth - 1, part.size);
     else if (part.pooled)
       sizes.push_back(part.size);
-  auto const together = static_cast<std::size_t>(options.in_flight + options.open_units + 2);
+  auto const together =
+      static_cast<std::size_t>(options.in_flight) + static_cast<std::size_t>(options.open_units) + 2;
   return shelves_of(sizes, options.reproducible ? sizes.size() : together);
 }
 
@@ -135,7 +136,7 @@ inline std::vector<shelf> weight_shelves(std::vector<unit_part> const& parts, ze
     sizes.push_back(part.size);
     tied = tied || part.given.tied != no_unit;
   }
-  return shelves_of(sizes, static_cast<std::size_t>(1 + options.prefetch + (tied ? 1 : 0)));
+  return shelves_of(sizes, static_cast<std::size_t>(options.prefetch) + (tied ? 2 : 1));
 }
 
 } // namespace tessera::inline TESSERA_ABI::parallel::detail
