@@ -69,8 +69,7 @@ public:
   /// the message says what to change.
   distributed_model(Comm& world, Ex& ex, nn::transformer_config const& config, training_layout const& wanted,
                     options_type const& options, site where = site::here())
-      : config_(config),
-        layout_(wanted.resolved(config, {.batch = options.batch, .ranks = world.size()}, where)),
+      : config_(config), layout_(wanted.resolved(config, layout_demands{options.batch, world.size()}, where)),
         options_(options), mesh_(world, layout_.mesh(), {}, where),
         group_(mesh_, {layout_.sequence_parallel, layout_.form, layout_.assignment}, where) {
     if (options_.sequence_length == 0) options_.sequence_length = config.sequence_length;
