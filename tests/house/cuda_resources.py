@@ -16,7 +16,7 @@ REGISTERS_ALLOWED = 8  # more than in the table: what another patch release of p
 TENSOR_CORE = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")
 # Kernels that must hold them.
 ON_TENSOR_CORES = re.compile(r"attention\w*<.*(bf16|fp16)")
-PLAIN = re.compile(r"plain|attention_delta")
+PLAIN = re.compile(r"plain|attention_delta|merge_attention")
 
 HEADING = """# What each kernel needs
 
