@@ -192,9 +192,9 @@ void report(trainer<Comm, Ex, T>& t, std::FILE* out, std::string const& communic
         if (text.tokenizer.has_text())
           std::fprintf(out, "bigram entropy   %8.4f %s of the text\nunigram entropy  %8.4f %s of the text\n",
                        text.statistics.bigram_entropy, unit, text.statistics.unigram_entropy, unit);
-        std::fprintf(out,
-                     "speed            %8s tokens/s, %.0f%% of the matrix peak, %.0f%% in communication\n\n",
-                     rate_text(f.tokens_per_second).c_str(), 100 * f.peak_share, 100 * f.communication_share);
+        std::fprintf(out, "speed            %8s tokens/s, ", rate_text(f.tokens_per_second).c_str());
+        if (f.peak_share > 0) std::fprintf(out, "%.0f%% of the matrix peak, ", 100 * f.peak_share);
+        std::fprintf(out, "%.0f%% in communication\n\n", 100 * f.communication_share);
         std::fprintf(out, "%s\n", memory_table(peaks, formula).c_str());
         if (!sample.empty()) std::fprintf(out, "%s\n\n", sample.c_str());
         std::fprintf(out, "in %s: summary.json, metrics.csv, loss.svg, sample.txt, checkpoints/\n",
