@@ -1486,6 +1486,13 @@ struct ownership {
     return {border(run.begin), border(run.end)};
   }
 
+  /// How many elements each rank counts: what the `_v` collectives are told. Allocates nothing where `counts`
+  /// has had as many before.
+  void counts_of(index_t block_size, std::vector<index_t>& counts) const {
+    counts.resize(static_cast<std::size_t>(ranks));
+    for (int r = 0; r < ranks; ++r) counts[static_cast<std::size_t>(r)] = of(block_size, r).size();
+  }
+
   /// Which of the pieces a rank counts, and where one of them stands.
   constexpr range pieces_of(int other_rank) const { return shard_of(pieces, ranks, other_rank); }
   constexpr range piece(index_t block_size, index_t number) const {
@@ -20924,8 +20931,7 @@ private:
   }
 
   std::span<index_t const> counts_of(std::size_t u) {
-    for (int r = 0; r < who_.ranks; ++r)
-      counts_[static_cast<std::size_t>(r)] = who_.of(model_.units[u].size(), r).size();
+    who_.counts_of(model_.units[u].size(), counts_);
     return counts_;
   }
 
@@ -22265,8 +22271,7 @@ public:
     if (one.block == nullptr)
       throw config_error("E-parallel-012", where, "lend: no room for the weights of unit ", u,
                          ", for others are still lent; call done(unit) after each forward and backward");
-    for (int r = 0; r < who_.ranks; ++r)
-      counts_[static_cast<std::size_t>(r)] = who_.of(parts_[u].size, r).size();
+    who_.counts_of(parts_[u].size, counts_);
     one.under_way = comm_.start_all_gather_v(one.block->span(), shard, counts_, where);
   }
 
@@ -22627,8 +22632,7 @@ private:
     return {.order = options_.reproducible ? comm::summation::binary_tree : options_.order};
   }
   std::span<index_t const> counts_of(std::size_t u) {
-    for (int r = 0; r < who_.ranks; ++r)
-      counts_[static_cast<std::size_t>(r)] = who_.of(parts_[u].size, r).size();
+    who_.counts_of(parts_[u].size, counts_);
     return counts_;
   }
   void make_room(Ex& ex) {
@@ -23127,8 +23131,7 @@ private:
   }
   void bring_weights(std::size_t u, site where) {
     if (!parts_[u].trained) return;
-    for (int r = 0; r < who_.ranks; ++r)
-      counts_[static_cast<std::size_t>(r)] = who_.of(parts_[u].size, r).size();
+    who_.counts_of(parts_[u].size, counts_);
     if (under_way_.full()) (void)under_way_.wait_for_oldest();
     under_way_.push(
         ranks_.gradients.start_all_gather_v(

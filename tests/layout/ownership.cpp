@@ -14,6 +14,10 @@ TEST_CASE("every element of a block is owned by exactly one rank") {
         CHECK(mine.begin == end);
         CHECK(mine.begin % parameter_map::alignment == 0);
         CHECK(mine == ownership{0, ranks}.of(block, r)); // all ranks agree
+        std::vector<index_t> counts;
+        ownership{r, ranks}.counts_of(block, counts);
+        CHECK(counts.size() == static_cast<std::size_t>(ranks));
+        CHECK(counts[static_cast<std::size_t>(r)] == mine.size());
         end = mine.end;
       }
       CHECK(end == block);

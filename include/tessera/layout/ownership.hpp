@@ -28,6 +28,13 @@ struct ownership {
     return {border(run.begin), border(run.end)};
   }
 
+  /// How many elements each rank counts: what the `_v` collectives are told. Allocates nothing where `counts`
+  /// has had as many before.
+  void counts_of(index_t block_size, std::vector<index_t>& counts) const {
+    counts.resize(static_cast<std::size_t>(ranks));
+    for (int r = 0; r < ranks; ++r) counts[static_cast<std::size_t>(r)] = of(block_size, r).size();
+  }
+
   /// Which of the pieces a rank counts, and where one of them stands.
   constexpr range pieces_of(int other_rank) const { return shard_of(pieces, ranks, other_rank); }
   constexpr range piece(index_t block_size, index_t number) const {

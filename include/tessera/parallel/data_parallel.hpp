@@ -226,8 +226,7 @@ private:
   }
 
   std::span<index_t const> counts_of(std::size_t u) {
-    for (int r = 0; r < who_.ranks; ++r)
-      counts_[static_cast<std::size_t>(r)] = who_.of(model_.units[u].size(), r).size();
+    who_.counts_of(model_.units[u].size(), counts_);
     return counts_;
   }
 

@@ -360,8 +360,7 @@ private:
   }
   void bring_weights(std::size_t u, site where) {
     if (!parts_[u].trained) return;
-    for (int r = 0; r < who_.ranks; ++r)
-      counts_[static_cast<std::size_t>(r)] = who_.of(parts_[u].size, r).size();
+    who_.counts_of(parts_[u].size, counts_);
     if (under_way_.full()) (void)under_way_.wait_for_oldest();
     under_way_.push(
         ranks_.gradients.start_all_gather_v(

@@ -25,8 +25,7 @@ public:
     if (one.block == nullptr)
       throw config_error("E-parallel-012", where, "lend: no room for the weights of unit ", u,
                          ", for others are still lent; call done(unit) after each forward and backward");
-    for (int r = 0; r < who_.ranks; ++r)
-      counts_[static_cast<std::size_t>(r)] = who_.of(parts_[u].size, r).size();
+    who_.counts_of(parts_[u].size, counts_);
     one.under_way = comm_.start_all_gather_v(one.block->span(), shard, counts_, where);
   }
 

@@ -231,8 +231,7 @@ private:
     return {.order = options_.reproducible ? comm::summation::binary_tree : options_.order};
   }
   std::span<index_t const> counts_of(std::size_t u) {
-    for (int r = 0; r < who_.ranks; ++r)
-      counts_[static_cast<std::size_t>(r)] = who_.of(parts_[u].size, r).size();
+    who_.counts_of(parts_[u].size, counts_);
     return counts_;
   }
   void make_room(Ex& ex) {
