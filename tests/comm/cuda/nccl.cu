@@ -9,6 +9,7 @@
 #include <tessera/exec/graph.hpp>
 
 #include "comm/cuda/device_ranks.hpp"
+#include "support/devices.hpp"
 #include "support/thrown.hpp"
 
 #if defined(TESSERA_CUDA_EMULATION)
@@ -20,16 +21,7 @@ using namespace tessera;
 
 namespace {
 
-/// Ranks that this machine has devices for, at most `wanted`.
-int ranks_here(int wanted) {
-#if defined(TESSERA_CUDA_EMULATION)
-  cuda_emulation::set_device_count(4);
-#endif
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
-  if (devices < wanted) MESSAGE("not run on " << wanted << " ranks: there are " << devices << " devices");
-  return devices < wanted ? devices : wanted;
-}
+using test::ranks_here;
 
 /// body(nccl, its space, the thread rank) on `ranks` threads with a device each.
 template <class Body>

@@ -9,10 +9,7 @@
 #include <tessera/parallel/context_attention.hpp>
 
 #include "parallel/context_fixture.hpp"
-
-#if defined(TESSERA_CUDA_EMULATION)
-#include <cuda_emulation/control.hpp>
-#endif
+#include "support/devices.hpp"
 
 using namespace context_fixture;
 
@@ -20,16 +17,7 @@ namespace {
 
 using device = exec::cuda_memory;
 
-/// Ranks that this machine has devices for, at most `wanted`.
-int ranks_here(int wanted) {
-#if defined(TESSERA_CUDA_EMULATION)
-  cuda_emulation::set_device_count(4);
-#endif
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
-  if (devices < wanted) MESSAGE("not run on " << wanted << " ranks: there are " << devices << " devices");
-  return devices < wanted ? devices : wanted;
-}
+using test::ranks_here;
 
 /// A tensor of the host's on a device.
 template <class T, int Rank>

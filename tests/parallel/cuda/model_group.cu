@@ -6,24 +6,14 @@
 #include <tessera/ops/cuda/merge_attention.cuh>
 
 #include "../shared_model.hpp"
-
-#if defined(TESSERA_CUDA_EMULATION)
-#include <cuda_emulation/control.hpp>
-#endif
+#include "support/devices.hpp"
 
 using namespace tessera;
 
 namespace {
 
-/// Whether this machine has devices for so many ranks.
 bool has_devices(int wanted) {
-#if defined(TESSERA_CUDA_EMULATION)
-  cuda_emulation::set_device_count(2);
-#endif
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
-  if (devices < wanted) MESSAGE("not run on " << wanted << " ranks: there are " << devices << " devices");
-  return devices >= wanted;
+  return test::ranks_here(wanted) == wanted;
 }
 
 /// Two ranks share one key and value head; parts of vocabulary and inner width are uneven.

@@ -8,10 +8,7 @@
 #include <tessera/ops/cuda/linear.cuh>
 
 #include "parallel/overlapped_fixture.hpp"
-
-#if defined(TESSERA_CUDA_EMULATION)
-#include <cuda_emulation/control.hpp>
-#endif
+#include "support/devices.hpp"
 
 using namespace tessera;
 
@@ -20,13 +17,8 @@ namespace {
 /// body(nccl, its space) on 1, 2, 3 ranks, as far as there are devices; checked where `checked`.
 template <class Body>
 void on_devices(bool checked, Body body) {
-#if defined(TESSERA_CUDA_EMULATION)
-  cuda_emulation::set_device_count(3);
-#endif
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
-  if (devices < 3) MESSAGE("not run on 3 ranks: there are " << devices << " devices");
-  for (int ranks = 1; ranks <= (std::min)(devices, 3); ++ranks)
+  auto const most = test::ranks_here(3);
+  for (int ranks = 1; ranks <= most; ++ranks)
     comm::run_threads(ranks,
                       [&](comm::threads& threads) {
                         exec::cuda ex({.device = threads.rank()});

@@ -10,13 +10,10 @@
 #include <map>
 #include <mutex>
 
+#include "support/devices.hpp"
 #include <doctest/doctest.h>
 #include <tessera/comm/self.hpp>
 #include <tessera/exec/host.hpp>
-
-#if defined(TESSERA_CUDA_EMULATION)
-#include <cuda_emulation/control.hpp>
-#endif
 
 using namespace tessera;
 using layout::schedule_kind;
@@ -143,16 +140,8 @@ void run_stage(Comm& stages, Ex& ex, layout::schedule const& plan, gradients_by_
 } // namespace
 
 TEST_CASE("stages that are devices give what one host stage gives, under every schedule") {
-#if defined(TESSERA_CUDA_EMULATION)
-  cuda_emulation::set_device_count(4);
-#endif
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
   for (int stages : {1, 2, 4}) {
-    if (devices < stages) {
-      MESSAGE("not run on " << stages << " stages: there are " << devices << " devices");
-      continue;
-    }
+    if (test::ranks_here(stages) < stages) continue;
     for (auto kind : {schedule_kind::gpipe, schedule_kind::one_forward_one_backward,
                       schedule_kind::interleaved_one_forward_one_backward, schedule_kind::zero_bubble})
       for (int m : {1, 3, 6}) {

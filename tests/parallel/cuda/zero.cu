@@ -12,12 +12,9 @@
 
 #include <mutex>
 
+#include "support/devices.hpp"
 #include <doctest/doctest.h>
 #include <tessera/exec/host.hpp>
-
-#if defined(TESSERA_CUDA_EMULATION)
-#include <cuda_emulation/control.hpp>
-#endif
 
 using namespace tessera;
 
@@ -110,16 +107,8 @@ void train(Comm& comm, Ex& ex, parallel::zero_options const& options, outcome& f
 } // namespace
 
 TEST_CASE("Devices end with the bits of host ranks, under every stage") {
-#if defined(TESSERA_CUDA_EMULATION)
-  cuda_emulation::set_device_count(2);
-#endif
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
   for (int ranks : {1, 2}) {
-    if (devices < ranks) {
-      MESSAGE("not run on " << ranks << " ranks: there are " << devices << " devices");
-      continue;
-    }
+    if (test::ranks_here(ranks) < ranks) continue;
     for (int stage : {0, 1, 2, 3})
       for (bool reproducible : {false, true}) {
         CAPTURE(ranks);

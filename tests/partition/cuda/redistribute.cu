@@ -6,10 +6,7 @@
 #include <tessera/exec/copy_cuda.hpp>
 
 #include "partition/fixture.hpp"
-
-#if defined(TESSERA_CUDA_EMULATION)
-#include <cuda_emulation/control.hpp>
-#endif
+#include "support/devices.hpp"
 
 using namespace tessera;
 using namespace tessera::partition;
@@ -18,16 +15,7 @@ using test::numbers;
 
 namespace {
 
-/// Ranks that this machine has devices for, at most `wanted`.
-int ranks_here(int wanted) {
-#if defined(TESSERA_CUDA_EMULATION)
-  cuda_emulation::set_device_count(4);
-#endif
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess) devices = 0;
-  if (devices < wanted) MESSAGE("not run on " << wanted << " ranks: there are " << devices << " devices");
-  return devices < wanted ? devices : wanted;
-}
+using test::ranks_here;
 
 template <class T>
 numbers carried(exec::cuda& ex, mesh<comm::nccl>& on, laid_out const& from, laid_out const& to,
