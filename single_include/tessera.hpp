@@ -7876,23 +7876,23 @@ concept message_of = readable_by<Span, Engine> && !std::is_const_v<typename Span
 template <class Span, class Engine>
 concept summand_of = message_of<Span, Engine> && reducible_scalar<typename Span::value_type>;
 
-/// Describes calls of one rank. Every function throws size_error for what does not fit.
+/// Describes calls of one rank. Every function throws size_error for what does not fit. Where the call stands
+/// is left to who keeps it: a plain call passes that by, and it costs three words.
 class describer {
 public:
   describer(int my_rank, int ranks) noexcept : rank(my_rank), size(ranks) {}
 
-  [[gnu::always_inline]] static call named(collective what, site where) noexcept {
+  [[gnu::always_inline]] static call named(collective what) noexcept {
     call c;
     c.what = what;
-    c.where = where;
     return c;
   }
 
   template <class Span>
-  [[gnu::always_inline]] call broadcast(Span data, int root, site where) const {
+  [[gnu::always_inline]] call broadcast(Span data, int root, site const& where) const {
     check_rank(root, "root", collective::broadcast, where);
     bool const gives = rank == root;
-    auto c = describe(collective::broadcast, gives ? Span() : data, gives ? data : Span(), where);
+    auto c = describe(collective::broadcast, gives ? Span() : data, gives ? data : Span());
     c.count = static_cast<index_t>(data.size());
     c.root = root;
     return c;
@@ -7903,10 +7903,10 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call reduce(Span out, input_like<Span> in, int root, reduce_options how,
-                                     site where) const {
+                                     site const& where) const {
     check_rank(root, "root", collective::reduce, where);
     if (rank != root) out = {};
-    auto c = describe(collective::reduce, out, in, where);
+    auto c = describe(collective::reduce, out, in);
     if (rank == root) expect(c.out_items, c.in_items, "out", c.what, where);
     forbid_overlap(c, 0, where);
     c.count = c.in_items;
@@ -7916,8 +7916,8 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call all_reduce(Span out, input_like<Span> in, reduce_options how,
-                                         site where) const {
-    auto c = describe(collective::all_reduce, out, in, where);
+                                         site const& where) const {
+    auto c = describe(collective::all_reduce, out, in);
     expect(c.out_items, c.in_items, "out", c.what, where);
     forbid_overlap(c, 0, where);
     c.count = c.in_items;
@@ -7926,8 +7926,8 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call reduce_scatter(Span out, input_like<Span> in, counts_span const* counts,
-                                             reduce_options how, site where) const {
-    auto c = describe(collective::reduce_scatter, out, in, where);
+                                             reduce_options how, site const& where) const {
+    auto c = describe(collective::reduce_scatter, out, in);
     if (counts != nullptr) {
       c.count = sum_of(*counts, "counts", c.what, where);
       c.in_counts = counts->data();
@@ -7942,11 +7942,11 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call gather(collective what, Span out, input_like<Span> in,
-                                     counts_span const* counts, int root, site where) const {
+                                     counts_span const* counts, int root, site const& where) const {
     bool const receives = what == collective::all_gather || rank == root;
     if (what == collective::gather) check_rank(root, "root", what, where);
     if (!receives) out = {};
-    auto c = describe(what, out, in, where);
+    auto c = describe(what, out, in);
     c.root = root;
     c.count = c.in_items;
     auto all = times_size(c.in_items, "in", what, where);
@@ -7961,11 +7961,11 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call scatter(Span out, input_like<Span> in, counts_span const* counts, int root,
-                                      site where) const {
+                                      site const& where) const {
     constexpr auto what = collective::scatter;
     check_rank(root, "root", what, where);
     if (rank != root) in = {};
-    auto c = describe(what, out, in, where);
+    auto c = describe(what, out, in);
     c.root = root;
     c.count = c.out_items;
     auto all = times_size(c.out_items, "out", what, where);
@@ -7980,9 +7980,9 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call all_to_all(Span out, counts_span const* out_counts, input_like<Span> in,
-                                         counts_span const* in_counts, site where) const {
+                                         counts_span const* in_counts, site const& where) const {
     constexpr auto what = collective::all_to_all;
-    auto c = describe(what, out, in, where);
+    auto c = describe(what, out, in);
     if (in_counts != nullptr) {
       expect(c.out_items, sum_of(*out_counts, "out_counts", what, where), "out", what, where);
       expect(c.in_items, sum_of(*in_counts, "in_counts", what, where), "in", what, where);
@@ -7998,33 +7998,32 @@ public:
     return c;
   }
   template <class Span>
-  [[gnu::always_inline]] call send(Span data, int to, int tag, site where) const {
+  [[gnu::always_inline]] call send(Span data, int to, int tag, site const& where) const {
     using out = memory_span<typename Span::value_type, memory_of<Span>>;
     return message(collective::send, out(), data, to, tag, where);
   }
   template <class Span>
-  [[gnu::always_inline]] call receive(Span data, int from, int tag, site where) const {
+  [[gnu::always_inline]] call receive(Span data, int from, int tag, site const& where) const {
     return message(collective::receive, data, Span(), from, tag, where);
   }
 
 private:
   template <class Span>
   [[gnu::always_inline]] call message(collective what, Span out, input_like<Span> in, int peer, int tag,
-                                      site where) const {
+                                      site const& where) const {
     check_rank(peer, what == collective::send ? "to" : "from", what, where);
     if (tag < 0 || tag > 32767)
       throw size_error("E-comm-006", where, name_of(what), ": `tag` is ", tag, " on rank ", rank,
                        ", need 0 to 32767");
-    auto c = describe(what, out, in, where);
+    auto c = describe(what, out, in);
     c.count = c.in_items + c.out_items;
     c.root = peer;
     c.tag = tag;
     return c;
   }
   template <class Span>
-  [[gnu::always_inline]] static call describe(collective what, Span out, input_like<Span> in,
-                                              site where) noexcept {
-    auto c = named(what, where);
+  [[gnu::always_inline]] static call describe(collective what, Span out, input_like<Span> in) noexcept {
+    auto c = named(what);
     c.type = element_of<typename Span::value_type>();
     c.on_device = !memory_of<Span>::host_accessible;
     c.in = in.data();
@@ -8034,13 +8033,13 @@ private:
     return c;
   }
   // What throws stands apart, so that nothing of it is prepared before it is needed.
-  void expect(index_t items, index_t expected, char const* which, collective what, site where) const {
+  void expect(index_t items, index_t expected, char const* which, collective what, site const& where) const {
     if (items != expected) refuse_length(items, expected, which, what, where);
   }
-  void check_rank(int root, char const* which, collective what, site where) const {
+  void check_rank(int root, char const* which, collective what, site const& where) const {
     if (root < 0 || root >= size) refuse_rank(root, which, what, where);
   }
-  index_t sum_of(counts_span counts, char const* which, collective what, site where) const {
+  index_t sum_of(counts_span counts, char const* which, collective what, site const& where) const {
     expect(static_cast<index_t>(counts.size()), size, which, what, where);
     index_t sum = 0;
     for (auto each : counts)
@@ -8049,7 +8048,7 @@ private:
                          " has an impossible count, ", each);
     return sum;
   }
-  index_t times_size(index_t items, char const* which, collective what, site where) const {
+  index_t times_size(index_t items, char const* which, collective what, site const& where) const {
     index_t product = 0;
     if (__builtin_mul_overflow(items, index_t{size}, &product)) refuse_product(items, which, what, where);
     return product;
@@ -8058,28 +8057,29 @@ private:
     return offset_of(rank, c.count, c.in_counts);
   }
   /// `out` may begin `offset` elements before `in` does, and not overlap it otherwise.
-  [[gnu::always_inline]] void forbid_overlap(call const& c, index_t offset, site where) const {
+  [[gnu::always_inline]] void forbid_overlap(call const& c, index_t offset, site const& where) const {
     auto const item = bytes_of(c.type);
     auto const distance = reinterpret_cast<std::intptr_t>(c.in) - reinterpret_cast<std::intptr_t>(c.out);
     if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
       refuse_overlap(c.what, where);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void
-  refuse_length(index_t items, index_t expected, char const* which, collective what, site where) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_length(index_t items, index_t expected,
+                                                            char const* which, collective what,
+                                                            site const& where) const {
     throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items, " elements on rank ",
                      rank, " of ", size, ", need ", expected);
   }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_product(index_t items, char const* which,
-                                                             collective what, site where) const {
+                                                             collective what, site const& where) const {
     throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ", size,
                      " ranks is more than 2^63 - 1 elements");
   }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_rank(int root, char const* which, collective what,
-                                                          site where) const {
+                                                          site const& where) const {
     throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", rank,
                      ", need 0 to ", size - 1);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_overlap(collective what, site where) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_overlap(collective what, site const& where) const {
     throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", rank,
                      " in a way that this call does not allow");
   }
@@ -8415,7 +8415,7 @@ concept transport = requires(T& t, T const& constant, transfer const& step, type
 /// A transport whose blocking calls are better than start and test: run(t) and wait(ticket).
 template <class T>
 concept direct_transport = transport<T> && requires(T& t, transfer const& step, typename T::ticket& ticket) {
-  t.run(step);
+  t.run(step, step.where);
   t.wait(ticket);
 };
 
@@ -8623,9 +8623,9 @@ public:
 
   /// Whether a call of one step may go straight to the transport.
   bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
-  [[gnu::always_inline]] void run(call const& c) requires direct_transport<T> {
+  [[gnu::always_inline]] void run(call const& c, site const& where) requires direct_transport<T> {
     if (!c.is_point_to_point()) ++sequence;
-    transport.run(transfer_of(c));
+    transport.run(transfer_of(c), where);
   }
   op& begin(call const& c, bool blocking) {
     if (lost_)
@@ -8848,7 +8848,7 @@ private:
     one.settled = last;
     if constexpr (direct_transport<T>)
       if (one.blocking && plain_ && (first_ == nullptr || !one.request.is_point_to_point()))
-        return transport.run(step);
+        return transport.run(step, step.where);
     one.in_transit = false; // until it has begun
     transport.start(step, one.ticket);
     one.in_transit = true;
@@ -9101,30 +9101,30 @@ public:
     return (whole > slices ? whole : slices) + table_layout{ranks, false, false}.bytes();
   }
 
-  void barrier(site const& where = site::here()) { block(words().named(collective::barrier, where)); }
+  void barrier(site const& where = site::here()) { block(words().named(collective::barrier), where); }
 
   template <message_of<Engine> Span>
   void broadcast(Span data, int root, site const& where = site::here()) {
-    block(words().broadcast(data, root, where));
+    block(words().broadcast(data, root, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_broadcast(Span data, int root, site const& where = site::here()) {
-    return start(words().broadcast(data, root, where));
+    return start(words().broadcast(data, root, where), where);
   }
 
   template <summand_of<Engine> Span>
   void reduce(Span out, input_like<Span> in, int root, reduce_options how = {},
               site const& where = site::here()) {
-    block(summed<Span>(words().reduce(out, in, root, how, where)));
+    block(summed<Span>(words().reduce(out, in, root, how, where)), where);
   }
 
   template <summand_of<Engine> Span>
   void all_reduce(Span in_out, reduce_options how = {}, site const& where = site::here()) {
-    block(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
+    block(summed<Span>(words().all_reduce(in_out, in_out, how, where)), where);
   }
   template <summand_of<Engine> Span>
   void all_reduce(Span out, input_like<Span> in, reduce_options how = {}, site const& where = site::here()) {
-    block(summed<Span>(words().all_reduce(out, in, how, where)));
+    block(summed<Span>(words().all_reduce(out, in, how, where)), where);
   }
   template <reducible_scalar R>
   [[nodiscard]] R all_reduce(R value, reduce_options how = {}, site const& where = site::here()) {
@@ -9134,106 +9134,106 @@ public:
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_all_reduce(Span in_out, reduce_options how = {},
                                          site const& where = site::here()) {
-    return start(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
+    return start(summed<Span>(words().all_reduce(in_out, in_out, how, where)), where);
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_all_reduce(Span out, input_like<Span> in, reduce_options how = {},
                                          site const& where = site::here()) {
-    return start(summed<Span>(words().all_reduce(out, in, how, where)));
+    return start(summed<Span>(words().all_reduce(out, in, how, where)), where);
   }
 
   template <summand_of<Engine> Span>
   void reduce_scatter(Span out, input_like<Span> in, reduce_options how = {},
                       site const& where = site::here()) {
-    block(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
+    block(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)), where);
   }
   template <summand_of<Engine> Span>
   void reduce_scatter_v(Span out, input_like<Span> in, counts_span counts, reduce_options how = {},
                         site const& where = site::here()) {
-    block(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
+    block(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)), where);
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_reduce_scatter(Span out, input_like<Span> in, reduce_options how = {},
                                              site const& where = site::here()) {
-    return start(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
+    return start(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)), where);
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_reduce_scatter_v(Span out, input_like<Span> in, counts_span counts,
                                                reduce_options how = {}, site const& where = site::here()) {
-    return start(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
+    return start(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)), where);
   }
 
   template <message_of<Engine> Span>
   void all_gather(Span out, input_like<Span> in, site const& where = site::here()) {
-    block(words().gather(collective::all_gather, out, in, nullptr, -1, where));
+    block(words().gather(collective::all_gather, out, in, nullptr, -1, where), where);
   }
   template <message_of<Engine> Span>
   void all_gather_v(Span out, input_like<Span> in, counts_span counts, site const& where = site::here()) {
-    block(words().gather(collective::all_gather, out, in, &counts, -1, where));
+    block(words().gather(collective::all_gather, out, in, &counts, -1, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_gather(Span out, input_like<Span> in, site const& where = site::here()) {
-    return start(words().gather(collective::all_gather, out, in, nullptr, -1, where));
+    return start(words().gather(collective::all_gather, out, in, nullptr, -1, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_gather_v(Span out, input_like<Span> in, counts_span counts,
                                            site const& where = site::here()) {
-    return start(words().gather(collective::all_gather, out, in, &counts, -1, where));
+    return start(words().gather(collective::all_gather, out, in, &counts, -1, where), where);
   }
   template <message_of<Engine> Span>
   void gather(Span out, input_like<Span> in, int root, site const& where = site::here()) {
-    block(words().gather(collective::gather, out, in, nullptr, root, where));
+    block(words().gather(collective::gather, out, in, nullptr, root, where), where);
   }
   template <message_of<Engine> Span>
   void gather_v(Span out, input_like<Span> in, counts_span counts, int root,
                 site const& where = site::here()) {
-    block(words().gather(collective::gather, out, in, &counts, root, where));
+    block(words().gather(collective::gather, out, in, &counts, root, where), where);
   }
 
   template <message_of<Engine> Span>
   void scatter(Span out, input_like<Span> in, int root, site const& where = site::here()) {
-    block(words().scatter(out, in, nullptr, root, where));
+    block(words().scatter(out, in, nullptr, root, where), where);
   }
   template <message_of<Engine> Span>
   void scatter_v(Span out, input_like<Span> in, counts_span counts, int root,
                  site const& where = site::here()) {
-    block(words().scatter(out, in, &counts, root, where));
+    block(words().scatter(out, in, &counts, root, where), where);
   }
 
   template <message_of<Engine> Span>
   void all_to_all(Span out, input_like<Span> in, site const& where = site::here()) {
-    block(words().all_to_all(out, nullptr, in, nullptr, where));
+    block(words().all_to_all(out, nullptr, in, nullptr, where), where);
   }
   template <message_of<Engine> Span>
   void all_to_all_v(Span out, counts_span out_counts, input_like<Span> in, counts_span in_counts,
                     site const& where = site::here()) {
-    block(words().all_to_all(out, &out_counts, in, &in_counts, where));
+    block(words().all_to_all(out, &out_counts, in, &in_counts, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_to_all(Span out, input_like<Span> in, site const& where = site::here()) {
-    return start(words().all_to_all(out, nullptr, in, nullptr, where));
+    return start(words().all_to_all(out, nullptr, in, nullptr, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_to_all_v(Span out, counts_span out_counts, input_like<Span> in,
                                            counts_span in_counts, site const& where = site::here()) {
-    return start(words().all_to_all(out, &out_counts, in, &in_counts, where));
+    return start(words().all_to_all(out, &out_counts, in, &in_counts, where), where);
   }
 
   template <readable_by<Engine> Span>
   void send(Span data, int to, int tag, site const& where = site::here()) {
-    block(words().send(data, to, tag, where));
+    block(words().send(data, to, tag, where), where);
   }
   template <message_of<Engine> Span>
   void receive(Span data, int from, int tag, site const& where = site::here()) {
-    block(words().receive(data, from, tag, where));
+    block(words().receive(data, from, tag, where), where);
   }
   template <readable_by<Engine> Span>
   [[nodiscard]] request start_send(Span data, int to, int tag, site const& where = site::here()) {
-    return start(words().send(data, to, tag, where));
+    return start(words().send(data, to, tag, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_receive(Span data, int from, int tag, site const& where = site::here()) {
-    return start(words().receive(data, from, tag, where));
+    return start(words().receive(data, from, tag, where), where);
   }
 
   [[nodiscard]] Derived split(int color, int key, site const& where = site::here()) {
@@ -9245,7 +9245,7 @@ public:
     std::vector<std::int32_t> all(2 * ranks);
     auto c = words().gather(collective::all_gather, std::span<std::int32_t>(all), mine, nullptr, -1, where);
     c.what = collective::split;
-    block(c);
+    block(c, where);
     std::vector<int> members; // ranks of my color, by key, then by rank
     for (int r = 0; r < size(); ++r) {
       if (all[2 * static_cast<std::size_t>(r)] != color) continue;
@@ -9291,22 +9291,23 @@ private:
   }
   /// Always inlined, and `c` never given away whole, so that it needs no memory: what is left of a plain call
   /// is the transport's one call.
-  [[gnu::always_inline]] void block(call const& c) {
+  [[gnu::always_inline]] void block(call const& c, site const& where) {
     if constexpr (Engine::direct)
       if (!c.on_device && engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
-          !(c.reduces() && c.fixes_order())) {
+          !(c.reduces() && c.fixes_order())) [[likely]] {
         meter_call(c);
-        return engine_->run(c);
+        return engine_->run(c, where);
       }
     block_in_steps(call{c.what, c.type, c.in, c.out, c.in_items, c.out_items, c.count, c.in_counts,
-                        c.out_counts, c.root, c.tag, c.operation, c.order, c.combine, c.on_device, c.where});
+                        c.out_counts, c.root, c.tag, c.operation, c.order, c.combine, c.on_device, where});
   }
   [[gnu::noinline]] void block_in_steps(call const& c) {
     timed_scope timer(engine_->meter, c.what);
     meter_call(c);
     engine_->complete(engine_->begin(c, true));
   }
-  request start(call const& c) {
+  request start(call c, site const& where) {
+    c.where = where;
     timed_scope timer(engine_->meter, c.what);
     meter_call(c);
     return request(*engine_, engine_->begin(c, false));
@@ -10008,14 +10009,14 @@ struct mpi_options {
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void throw_mpi(int code, char const* what, site where) {
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_mpi(int code, char const* what, site const& where) {
   char text[MPI_MAX_ERROR_STRING] = "unknown error";
   int length = 0;
   (void)MPI_Error_string(code, text, &length); // where even this fails, the text stands
   throw library_error("E-comm-030", where, "MPI: ", what, " failed: ", static_cast<char const*>(text));
 }
 
-inline void check_mpi(int code, char const* what, site where) {
+inline void check_mpi(int code, char const* what, site const& where) {
   if (code != MPI_SUCCESS) throw_mpi(code, what, where);
 }
 
@@ -10080,32 +10081,33 @@ public:
   int size() const noexcept { return size_; }
 
   /// Always inlined: where the kind of call is known, this is that call and the look at its return code.
-  [[gnu::always_inline]] void run(transfer const& t) {
+  [[gnu::always_inline]] void run(transfer const& t, site const& where) {
     if (t.what == collective::receive) {
       MPI_Status status;
       check_mpi(MPI_Recv_c(t.out, t.count, type_of(t.type), t.root, t.tag, held_.lanes[0], &status),
-                "receive", t.where);
-      return check_length(t, status);
+                "receive", where);
+      return check_length(t, status, where);
     }
-    if (t.step > 0 && t.what == collective::all_gather && t.out_counts != nullptr) return run_later_gather(t);
-    check_mpi(post(t, nullptr, tables_), name_of(t.what), t.where);
+    if (t.step > 0 && t.what == collective::all_gather && t.out_counts != nullptr)
+      return run_later_gather(t, where);
+    check_mpi(post(t, nullptr, tables_, where), name_of(t.what), where);
   }
   void start(transfer const& t, ticket& k) {
     k.what = t;
     k.pending = MPI_REQUEST_NULL;
-    check_mpi(post(t, &k.pending, k.tables), name_of(t.what), t.where);
+    check_mpi(post(t, &k.pending, k.tables, t.where), name_of(t.what), t.where);
   }
   bool test(ticket& k) {
     int ended = 0;
     MPI_Status status;
     check_mpi(MPI_Test(&k.pending, &ended, &status), name_of(k.what.what), k.what.where);
-    if (ended != 0 && k.what.what == collective::receive) check_length(k.what, status);
+    if (ended != 0 && k.what.what == collective::receive) check_length(k.what, status, k.what.where);
     return ended != 0;
   }
   void wait(ticket& k) {
     MPI_Status status;
     check_mpi(MPI_Wait(&k.pending, &status), name_of(k.what.what), k.what.where);
-    if (k.what.what == collective::receive) check_length(k.what, status);
+    if (k.what.what == collective::receive) check_length(k.what, status, k.what.where);
   }
 
   void pause(patience& p, signature const& sign, site where) {
@@ -10204,7 +10206,8 @@ private:
     return offset_of(rank_, t.count, counts) * bytes_of(t.type);
   }
   /// The one MPI call of a transfer: blocking without `pending`.
-  [[gnu::always_inline]] int post(transfer const& t, MPI_Request* pending, buffer<>& tables) {
+  [[gnu::always_inline]] int post(transfer const& t, MPI_Request* pending, buffer<>& tables,
+                                  site const& where) {
     auto const comm = held_.lanes[t.step > 0 ? 1 : 0];
     auto const type = type_of(t.type);
     bool const now = pending == nullptr;
@@ -10235,7 +10238,7 @@ private:
       if (t.out_counts == nullptr)
         return now ? MPI_Reduce_scatter_block_c(t.in, t.out, n, type, op, comm)
                    : MPI_Ireduce_scatter_block_c(t.in, t.out, n, type, op, comm, pending);
-      auto const parts = place(t.out_counts, 0, tables, t.where);
+      auto const parts = place(t.out_counts, 0, tables, where);
       return now ? MPI_Reduce_scatter_c(t.in, t.out, parts.counts, type, op, comm)
                  : MPI_Ireduce_scatter_c(t.in, t.out, parts.counts, type, op, comm, pending);
     }
@@ -10251,7 +10254,7 @@ private:
       if (counts == nullptr)
         return now ? MPI_Allgather_c(in, n, type, t.out, n, type, comm)
                    : MPI_Iallgather_c(in, n, type, t.out, n, type, comm, pending);
-      auto const p = place(counts, 0, tables, t.where);
+      auto const p = place(counts, 0, tables, where);
       return now ? MPI_Allgatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, comm)
                  : MPI_Iallgatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, comm, pending);
     }
@@ -10261,7 +10264,7 @@ private:
       if (counts == nullptr)
         return now ? MPI_Gather_c(in, n, type, t.out, n, type, t.root, comm)
                    : MPI_Igather_c(in, n, type, t.out, n, type, t.root, comm, pending);
-      auto const p = place(counts, 0, tables, t.where);
+      auto const p = place(counts, 0, tables, where);
       auto const mine = p.counts[rank_];
       return now ? MPI_Gatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, t.root, comm)
                  : MPI_Igatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, t.root, comm, pending);
@@ -10272,7 +10275,7 @@ private:
       if (counts == nullptr)
         return now ? MPI_Scatter_c(t.in, n, type, out, n, type, t.root, comm)
                    : MPI_Iscatter_c(t.in, n, type, out, n, type, t.root, comm, pending);
-      auto const p = place(counts, 0, tables, t.where);
+      auto const p = place(counts, 0, tables, where);
       auto const mine = p.counts[rank_];
       return now ? MPI_Scatterv_c(t.in, p.counts, p.offsets, type, out, mine, type, t.root, comm)
                  : MPI_Iscatterv_c(t.in, p.counts, p.offsets, type, out, mine, type, t.root, comm, pending);
@@ -10281,7 +10284,7 @@ private:
       if (t.in_counts == nullptr)
         return now ? MPI_Alltoall_c(t.in, n, type, t.out, n, type, comm)
                    : MPI_Ialltoall_c(t.in, n, type, t.out, n, type, comm, pending);
-      auto const p = place(t.in_counts, 0, tables, t.where), q = place(t.out_counts, 1, tables, t.where);
+      auto const p = place(t.in_counts, 0, tables, where), q = place(t.out_counts, 1, tables, where);
       return now ? MPI_Alltoallv_c(t.in, p.counts, p.offsets, type, t.out, q.counts, q.offsets, type, comm)
                  : MPI_Ialltoallv_c(t.in, p.counts, p.offsets, type, t.out, q.counts, q.offsets, type, comm,
                                     pending);
@@ -10300,17 +10303,17 @@ private:
   /// The slices of a sum, unequal. MPICH's blocking Allgatherv passes long ones round in pieces of 32 KiB,
   /// each of which waits for the one before on every rank: with 4 ranks on 2 cores 0.4 s a MiB. Its other
   /// form does not.
-  [[gnu::noinline]] void run_later_gather(transfer const& t) {
+  [[gnu::noinline]] void run_later_gather(transfer const& t, site const& where) {
     MPI_Request pending = MPI_REQUEST_NULL;
-    check_mpi(post(t, &pending, tables_), name_of(t.what), t.where);
-    check_mpi(MPI_Wait(&pending, MPI_STATUS_IGNORE), name_of(t.what), t.where);
+    check_mpi(post(t, &pending, tables_, where), name_of(t.what), where);
+    check_mpi(MPI_Wait(&pending, MPI_STATUS_IGNORE), name_of(t.what), where);
   }
 
-  static void check_length(transfer const& t, MPI_Status const& status) {
+  static void check_length(transfer const& t, MPI_Status const& status, site const& where) {
     MPI_Count length = 0;
-    check_mpi(MPI_Get_count_c(&status, type_of(t.type), &length), "Get_count", t.where);
+    check_mpi(MPI_Get_count_c(&status, type_of(t.type), &length), "Get_count", where);
     if (length != t.count)
-      throw collective_mismatch("E-comm-013", t.where, "the two sides of a message differ: receive of ",
+      throw collective_mismatch("E-comm-013", where, "the two sides of a message differ: receive of ",
                                 t.count, " ", name_of(t.type), " from rank ", t.root, " got ", length);
   }
 
@@ -12673,6 +12676,10 @@ template <placement_type... To, partitioned_array X>
 #ifndef TESSERA_PARTITION_REDISTRIBUTE_HPP
 #define TESSERA_PARTITION_REDISTRIBUTE_HPP
 
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
 /// The short way: a plan of one collective along one axis, on parts of equal sizes that stand in memory as
 /// the message wants them, is that collective and nothing else.
 #ifndef TESSERA_PARTITION_DETAIL_DIRECT_HPP
@@ -12691,18 +12698,22 @@ constexpr axis axis_of(step const& s) noexcept {
   return axis::data;
 }
 
-/// The pieces that a shard cuts `local` into (or joins it from) follow each other in memory and are equal.
+/// The pieces that a shard cuts `local` into (or joins it from) follow each other in memory and are equal, as
+/// long as this rank's, `piece`: a multiple of it that the granules divide, so that all ranks find the same.
 template <class View>
-bool equal_pieces(View const& local, placement const& cut, int ranks) noexcept {
+[[gnu::always_inline]] inline bool equal_pieces(View const& local, placement const& cut, index_t piece,
+                                                int ranks) noexcept {
   for (int d = 0; d < cut.dim; ++d)
     if (local.extent(d) != 1) return false;
-  return local.extent(cut.dim) % (ranks * cut.granule) == 0;
+  return local.extent(cut.dim) == piece * ranks && piece % cut.granule == 0;
 }
 
-/// Does Plan::steps by one blocking call of the communicator, or returns false.
+/// Does Plan::steps by one blocking call of the communicator, or returns false. Inlined, since beside a
+/// message of a few KiB a copied view or a division shows.
 template <class Plan, class Comm, class T, int Rank, class Memory>
-bool run_directly(mesh<Comm>& on, view<T, Rank, Memory> to, view<T const, Rank, Memory> from,
-                  comm::summation order, site where) {
+[[gnu::always_inline]] inline bool run_directly(mesh<Comm>& on, view<T, Rank, Memory> const& to,
+                                                view<T const, Rank, Memory> const& from,
+                                                comm::summation order, site const& where) {
   if constexpr (is_single(Plan::steps)) {
     constexpr auto doing = Plan::steps.at[0];
     auto& group = on.along(axis_of(doing));
@@ -12711,19 +12722,21 @@ bool run_directly(mesh<Comm>& on, view<T, Rank, Memory> to, view<T const, Rank, 
     memory_span<T, Memory> const out(to.data(), static_cast<std::size_t>(to.size()));
     memory_span<T const, Memory> const in(from.data(), static_cast<std::size_t>(from.size()));
     comm::reduce_options const how{.operation = doing.from.operation, .order = order};
+    auto const cuts = [&] { return equal_pieces(from, doing.to, to.extent(doing.to.dim), ranks); };
+    auto const joins = [&] { return equal_pieces(to, doing.from, from.extent(doing.from.dim), ranks); };
     if constexpr (doing.what == movement::all_reduce) {
       group.all_reduce(out, in, how, where);
       return true;
     } else if constexpr (doing.what == movement::reduce_scatter) {
-      if (!equal_pieces(from, doing.to, ranks)) return false;
+      if (!cuts()) return false;
       group.reduce_scatter(out, in, how, where);
       return true;
     } else if constexpr (doing.what == movement::all_gather) {
-      if (!equal_pieces(to, doing.from, ranks)) return false;
+      if (!joins()) return false;
       group.all_gather(out, in, where);
       return true;
     } else if constexpr (doing.from.dim != doing.to.dim) {
-      if (!equal_pieces(from, doing.to, ranks) || !equal_pieces(to, doing.from, ranks)) return false;
+      if (!cuts() || !joins()) return false;
       group.all_to_all(out, in, where);
       return true;
     }
@@ -13159,20 +13172,41 @@ concept moves = exec::space<Ex> && partitioned_array<X> && comm::communicates_in
 namespace detail {
 
 template <class Comm, class Out, class X>
-void require_together(mesh<Comm> const& on, Out const& out, X const& x, site where) {
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_apart(mesh<Comm> const& on, Out const& out, X const& x,
+                                                         site const& where) {
   if (x.place() != on.place() || out.place() != on.place())
     throw size_error("E-partition-005", where, "redistribute: a tensor of rank ", x.place().rank,
                      " of the mesh ", text_of(x.place().shape), " into one of rank ", out.place().rank,
                      " of ", text_of(out.place().shape), ", by rank ", on.rank(), " of ",
                      text_of(on.shape()));
-  if (x.whole() != out.whole())
-    throw size_error("E-partition-006", where, "redistribute: `x` is a part of ", text_of(x.whole()),
-                     ", `out` of ", text_of(out.whole()), "; both must be the same");
+  throw size_error("E-partition-006", where, "redistribute: `x` is a part of ", text_of(x.whole()),
+                   ", `out` of ", text_of(out.whole()), "; both must be the same");
+}
+/// Whether two values without padding are the same: beside a short message the call of memcmp shows that
+/// compilers make of `==`.
+template <class T>
+  requires(std::has_unique_object_representations_v<T> && sizeof(T) % sizeof(std::uint64_t) == 0)
+[[gnu::always_inline]] inline bool same_bits(T const& a, T const& b) noexcept {
+  std::uint64_t different = 0;
+  for (std::size_t at = 0; at < sizeof(T); at += sizeof(std::uint64_t)) {
+    std::uint64_t x = 0, y = 0;
+    std::memcpy(&x, reinterpret_cast<std::byte const*>(&a) + at, sizeof x);
+    std::memcpy(&y, reinterpret_cast<std::byte const*>(&b) + at, sizeof y);
+    different |= x ^ y;
+  }
+  return different == 0;
+}
+template <class Comm, class Out, class X>
+[[gnu::always_inline]] inline void require_together(mesh<Comm> const& on, Out const& out, X const& x,
+                                                    site const& where) {
+  if (!same_bits(x.place(), on.place()) || !same_bits(out.place(), on.place()) ||
+      !same_bits(x.whole(), out.whole()))
+    refuse_apart(on, out, x, where);
 }
 
 template <class Ex, class Comm, class Out, class X>
 auto journey_between(Ex& ex, mesh<Comm>& on, Out const& out, X const& x, redistribute_options const& how,
-                     site where) {
+                     site const& where) {
   using T = typename Out::value_type;
   return journey<Ex, Comm, T, Out::rank>(ex, on,
                                          itinerary<T, Out::rank>{.to = out.local().data(),
@@ -13184,6 +13218,13 @@ auto journey_between(Ex& ex, mesh<Comm>& on, Out const& out, X const& x, redistr
                                                                  .where = where});
 }
 
+/// Apart from what calls it, so that the short way needs no room for a journey.
+template <class Ex, class Comm, class Out, class X>
+[[gnu::noinline]] void run_journey(Ex& ex, mesh<Comm>& on, Out& out, X const& x,
+                                   redistribute_options const& how, site const& where) {
+  journey_between(ex, on, out.view(), x.view(), how, where).run();
+}
+
 } // namespace detail
 
 /// Brings x to the placements of `out`. `out` is other memory, or x's own where nothing but sums is to be
@@ -13192,22 +13233,20 @@ auto journey_between(Ex& ex, mesh<Comm>& on, Out const& out, X const& x, redistr
 /// (E-partition-004); and what the collectives throw.
 template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partitioned_array X>
   requires moves<Comm, Ex, X> && redistributable<X, Out>
-void redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x, redistribute_options const& how = {},
-                  site where = site::here()) {
-  auto const to = out.view();
-  auto const from = x.view();
-  detail::require_together(on, to, from, where);
+[[gnu::flatten]] void redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x,
+                                   redistribute_options const& how = {}, site const& where = site::here()) {
+  detail::require_together(on, out, x, where);
   using T = typename std::remove_cvref_t<Out>::value_type;
-  view<T const, std::remove_cvref_t<Out>::rank, typename Ex::memory> const local = from.local();
-  if (detail::run_directly<detail::change<X, Out>>(on, to.local(), local, how.order, where)) return;
-  detail::journey_between(ex, on, to, from, how, where).run();
+  view<T const, std::remove_cvref_t<Out>::rank, typename Ex::memory> const local = x.local();
+  if (detail::run_directly<detail::change<X, Out>>(on, out.local(), local, how.order, where)) return;
+  detail::run_journey(ex, on, out, x, how, where);
 }
 
 /// The same into new memory, to these placements: one for each of x's axes, in its order.
 template <placement_type... To, exec::space Ex, comm::communicator Comm, partitioned_array X>
   requires moves<Comm, Ex, X> && redistributable_to<X, To...>
 [[nodiscard]] auto redistribute(Ex& ex, mesh<Comm>& on, X const& x, redistribute_options const& how = {},
-                                site where = site::here()) {
+                                site const& where = site::here()) {
   using from = detail::view_t<X>;
   typename detail::placed_as<from, To...>::tensor out(x.place(), x.whole(), {}, where);
   redistribute(ex, on, out, x, how, where);
@@ -13219,7 +13258,8 @@ template <placement_type... To, exec::space Ex, comm::communicator Comm, partiti
 template <differentiable... From, exec::space Ex, comm::communicator Comm, partitioned_array X>
   requires moves<Comm, Ex, X> && redistributable_to<X, dual<From>...>
 [[nodiscard]] auto redistribute_backward(Ex& ex, mesh<Comm>& on, X const& d_out,
-                                         redistribute_options const& how = {}, site where = site::here()) {
+                                         redistribute_options const& how = {},
+                                         site const& where = site::here()) {
   return redistribute<dual<From>...>(ex, on, d_out, how, where);
 }
 
@@ -13244,7 +13284,8 @@ private:
 template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partitioned_array X>
   requires moves<Comm, Ex, X> && redistributable<X, Out>
 [[nodiscard]] auto start_redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x,
-                                      redistribute_options const& how = {}, site where = site::here()) {
+                                      redistribute_options const& how = {},
+                                      site const& where = site::here()) {
   using T = typename std::remove_cvref_t<Out>::value_type;
   detail::require_together(on, out.view(), x.view(), where);
   return redistribution<Ex, Comm, T, std::remove_cvref_t<Out>::rank>(

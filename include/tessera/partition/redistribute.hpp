@@ -23,6 +23,10 @@
 #ifndef TESSERA_PARTITION_REDISTRIBUTE_HPP
 #define TESSERA_PARTITION_REDISTRIBUTE_HPP
 
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
 #include <tessera/partition/detail/direct.hpp>
 #include <tessera/partition/detail/journey.hpp>
 #include <tessera/partition/plan.hpp>
@@ -63,20 +67,41 @@ concept moves = exec::space<Ex> && partitioned_array<X> && comm::communicates_in
 namespace detail {
 
 template <class Comm, class Out, class X>
-void require_together(mesh<Comm> const& on, Out const& out, X const& x, site where) {
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_apart(mesh<Comm> const& on, Out const& out, X const& x,
+                                                         site const& where) {
   if (x.place() != on.place() || out.place() != on.place())
     throw size_error("E-partition-005", where, "redistribute: a tensor of rank ", x.place().rank,
                      " of the mesh ", text_of(x.place().shape), " into one of rank ", out.place().rank,
                      " of ", text_of(out.place().shape), ", by rank ", on.rank(), " of ",
                      text_of(on.shape()));
-  if (x.whole() != out.whole())
-    throw size_error("E-partition-006", where, "redistribute: `x` is a part of ", text_of(x.whole()),
-                     ", `out` of ", text_of(out.whole()), "; both must be the same");
+  throw size_error("E-partition-006", where, "redistribute: `x` is a part of ", text_of(x.whole()),
+                   ", `out` of ", text_of(out.whole()), "; both must be the same");
+}
+/// Whether two values without padding are the same: beside a short message the call of memcmp shows that
+/// compilers make of `==`.
+template <class T>
+  requires(std::has_unique_object_representations_v<T> && sizeof(T) % sizeof(std::uint64_t) == 0)
+[[gnu::always_inline]] inline bool same_bits(T const& a, T const& b) noexcept {
+  std::uint64_t different = 0;
+  for (std::size_t at = 0; at < sizeof(T); at += sizeof(std::uint64_t)) {
+    std::uint64_t x = 0, y = 0;
+    std::memcpy(&x, reinterpret_cast<std::byte const*>(&a) + at, sizeof x);
+    std::memcpy(&y, reinterpret_cast<std::byte const*>(&b) + at, sizeof y);
+    different |= x ^ y;
+  }
+  return different == 0;
+}
+template <class Comm, class Out, class X>
+[[gnu::always_inline]] inline void require_together(mesh<Comm> const& on, Out const& out, X const& x,
+                                                    site const& where) {
+  if (!same_bits(x.place(), on.place()) || !same_bits(out.place(), on.place()) ||
+      !same_bits(x.whole(), out.whole()))
+    refuse_apart(on, out, x, where);
 }
 
 template <class Ex, class Comm, class Out, class X>
 auto journey_between(Ex& ex, mesh<Comm>& on, Out const& out, X const& x, redistribute_options const& how,
-                     site where) {
+                     site const& where) {
   using T = typename Out::value_type;
   return journey<Ex, Comm, T, Out::rank>(ex, on,
                                          itinerary<T, Out::rank>{.to = out.local().data(),
@@ -88,6 +113,13 @@ auto journey_between(Ex& ex, mesh<Comm>& on, Out const& out, X const& x, redistr
                                                                  .where = where});
 }
 
+/// Apart from what calls it, so that the short way needs no room for a journey.
+template <class Ex, class Comm, class Out, class X>
+[[gnu::noinline]] void run_journey(Ex& ex, mesh<Comm>& on, Out& out, X const& x,
+                                   redistribute_options const& how, site const& where) {
+  journey_between(ex, on, out.view(), x.view(), how, where).run();
+}
+
 } // namespace detail
 
 /// Brings x to the placements of `out`. `out` is other memory, or x's own where nothing but sums is to be
@@ -96,22 +128,20 @@ auto journey_between(Ex& ex, mesh<Comm>& on, Out const& out, X const& x, redistr
 /// (E-partition-004); and what the collectives throw.
 template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partitioned_array X>
   requires moves<Comm, Ex, X> && redistributable<X, Out>
-void redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x, redistribute_options const& how = {},
-                  site where = site::here()) {
-  auto const to = out.view();
-  auto const from = x.view();
-  detail::require_together(on, to, from, where);
+[[gnu::flatten]] void redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x,
+                                   redistribute_options const& how = {}, site const& where = site::here()) {
+  detail::require_together(on, out, x, where);
   using T = typename std::remove_cvref_t<Out>::value_type;
-  view<T const, std::remove_cvref_t<Out>::rank, typename Ex::memory> const local = from.local();
-  if (detail::run_directly<detail::change<X, Out>>(on, to.local(), local, how.order, where)) return;
-  detail::journey_between(ex, on, to, from, how, where).run();
+  view<T const, std::remove_cvref_t<Out>::rank, typename Ex::memory> const local = x.local();
+  if (detail::run_directly<detail::change<X, Out>>(on, out.local(), local, how.order, where)) return;
+  detail::run_journey(ex, on, out, x, how, where);
 }
 
 /// The same into new memory, to these placements: one for each of x's axes, in its order.
 template <placement_type... To, exec::space Ex, comm::communicator Comm, partitioned_array X>
   requires moves<Comm, Ex, X> && redistributable_to<X, To...>
 [[nodiscard]] auto redistribute(Ex& ex, mesh<Comm>& on, X const& x, redistribute_options const& how = {},
-                                site where = site::here()) {
+                                site const& where = site::here()) {
   using from = detail::view_t<X>;
   typename detail::placed_as<from, To...>::tensor out(x.place(), x.whole(), {}, where);
   redistribute(ex, on, out, x, how, where);
@@ -123,7 +153,8 @@ template <placement_type... To, exec::space Ex, comm::communicator Comm, partiti
 template <differentiable... From, exec::space Ex, comm::communicator Comm, partitioned_array X>
   requires moves<Comm, Ex, X> && redistributable_to<X, dual<From>...>
 [[nodiscard]] auto redistribute_backward(Ex& ex, mesh<Comm>& on, X const& d_out,
-                                         redistribute_options const& how = {}, site where = site::here()) {
+                                         redistribute_options const& how = {},
+                                         site const& where = site::here()) {
   return redistribute<dual<From>...>(ex, on, d_out, how, where);
 }
 
@@ -148,7 +179,8 @@ private:
 template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partitioned_array X>
   requires moves<Comm, Ex, X> && redistributable<X, Out>
 [[nodiscard]] auto start_redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x,
-                                      redistribute_options const& how = {}, site where = site::here()) {
+                                      redistribute_options const& how = {},
+                                      site const& where = site::here()) {
   using T = typename std::remove_cvref_t<Out>::value_type;
   detail::require_together(on, out.view(), x.view(), where);
   return redistribution<Ex, Comm, T, std::remove_cvref_t<Out>::rank>(

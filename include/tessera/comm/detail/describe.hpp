@@ -36,23 +36,23 @@ concept message_of = readable_by<Span, Engine> && !std::is_const_v<typename Span
 template <class Span, class Engine>
 concept summand_of = message_of<Span, Engine> && reducible_scalar<typename Span::value_type>;
 
-/// Describes calls of one rank. Every function throws size_error for what does not fit.
+/// Describes calls of one rank. Every function throws size_error for what does not fit. Where the call stands
+/// is left to who keeps it: a plain call passes that by, and it costs three words.
 class describer {
 public:
   describer(int my_rank, int ranks) noexcept : rank(my_rank), size(ranks) {}
 
-  [[gnu::always_inline]] static call named(collective what, site where) noexcept {
+  [[gnu::always_inline]] static call named(collective what) noexcept {
     call c;
     c.what = what;
-    c.where = where;
     return c;
   }
 
   template <class Span>
-  [[gnu::always_inline]] call broadcast(Span data, int root, site where) const {
+  [[gnu::always_inline]] call broadcast(Span data, int root, site const& where) const {
     check_rank(root, "root", collective::broadcast, where);
     bool const gives = rank == root;
-    auto c = describe(collective::broadcast, gives ? Span() : data, gives ? data : Span(), where);
+    auto c = describe(collective::broadcast, gives ? Span() : data, gives ? data : Span());
     c.count = static_cast<index_t>(data.size());
     c.root = root;
     return c;
@@ -63,10 +63,10 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call reduce(Span out, input_like<Span> in, int root, reduce_options how,
-                                     site where) const {
+                                     site const& where) const {
     check_rank(root, "root", collective::reduce, where);
     if (rank != root) out = {};
-    auto c = describe(collective::reduce, out, in, where);
+    auto c = describe(collective::reduce, out, in);
     if (rank == root) expect(c.out_items, c.in_items, "out", c.what, where);
     forbid_overlap(c, 0, where);
     c.count = c.in_items;
@@ -76,8 +76,8 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call all_reduce(Span out, input_like<Span> in, reduce_options how,
-                                         site where) const {
-    auto c = describe(collective::all_reduce, out, in, where);
+                                         site const& where) const {
+    auto c = describe(collective::all_reduce, out, in);
     expect(c.out_items, c.in_items, "out", c.what, where);
     forbid_overlap(c, 0, where);
     c.count = c.in_items;
@@ -86,8 +86,8 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call reduce_scatter(Span out, input_like<Span> in, counts_span const* counts,
-                                             reduce_options how, site where) const {
-    auto c = describe(collective::reduce_scatter, out, in, where);
+                                             reduce_options how, site const& where) const {
+    auto c = describe(collective::reduce_scatter, out, in);
     if (counts != nullptr) {
       c.count = sum_of(*counts, "counts", c.what, where);
       c.in_counts = counts->data();
@@ -102,11 +102,11 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call gather(collective what, Span out, input_like<Span> in,
-                                     counts_span const* counts, int root, site where) const {
+                                     counts_span const* counts, int root, site const& where) const {
     bool const receives = what == collective::all_gather || rank == root;
     if (what == collective::gather) check_rank(root, "root", what, where);
     if (!receives) out = {};
-    auto c = describe(what, out, in, where);
+    auto c = describe(what, out, in);
     c.root = root;
     c.count = c.in_items;
     auto all = times_size(c.in_items, "in", what, where);
@@ -121,11 +121,11 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call scatter(Span out, input_like<Span> in, counts_span const* counts, int root,
-                                      site where) const {
+                                      site const& where) const {
     constexpr auto what = collective::scatter;
     check_rank(root, "root", what, where);
     if (rank != root) in = {};
-    auto c = describe(what, out, in, where);
+    auto c = describe(what, out, in);
     c.root = root;
     c.count = c.out_items;
     auto all = times_size(c.out_items, "out", what, where);
@@ -140,9 +140,9 @@ public:
   }
   template <class Span>
   [[gnu::always_inline]] call all_to_all(Span out, counts_span const* out_counts, input_like<Span> in,
-                                         counts_span const* in_counts, site where) const {
+                                         counts_span const* in_counts, site const& where) const {
     constexpr auto what = collective::all_to_all;
-    auto c = describe(what, out, in, where);
+    auto c = describe(what, out, in);
     if (in_counts != nullptr) {
       expect(c.out_items, sum_of(*out_counts, "out_counts", what, where), "out", what, where);
       expect(c.in_items, sum_of(*in_counts, "in_counts", what, where), "in", what, where);
@@ -158,33 +158,32 @@ public:
     return c;
   }
   template <class Span>
-  [[gnu::always_inline]] call send(Span data, int to, int tag, site where) const {
+  [[gnu::always_inline]] call send(Span data, int to, int tag, site const& where) const {
     using out = memory_span<typename Span::value_type, memory_of<Span>>;
     return message(collective::send, out(), data, to, tag, where);
   }
   template <class Span>
-  [[gnu::always_inline]] call receive(Span data, int from, int tag, site where) const {
+  [[gnu::always_inline]] call receive(Span data, int from, int tag, site const& where) const {
     return message(collective::receive, data, Span(), from, tag, where);
   }
 
 private:
   template <class Span>
   [[gnu::always_inline]] call message(collective what, Span out, input_like<Span> in, int peer, int tag,
-                                      site where) const {
+                                      site const& where) const {
     check_rank(peer, what == collective::send ? "to" : "from", what, where);
     if (tag < 0 || tag > 32767)
       throw size_error("E-comm-006", where, name_of(what), ": `tag` is ", tag, " on rank ", rank,
                        ", need 0 to 32767");
-    auto c = describe(what, out, in, where);
+    auto c = describe(what, out, in);
     c.count = c.in_items + c.out_items;
     c.root = peer;
     c.tag = tag;
     return c;
   }
   template <class Span>
-  [[gnu::always_inline]] static call describe(collective what, Span out, input_like<Span> in,
-                                              site where) noexcept {
-    auto c = named(what, where);
+  [[gnu::always_inline]] static call describe(collective what, Span out, input_like<Span> in) noexcept {
+    auto c = named(what);
     c.type = element_of<typename Span::value_type>();
     c.on_device = !memory_of<Span>::host_accessible;
     c.in = in.data();
@@ -194,13 +193,13 @@ private:
     return c;
   }
   // What throws stands apart, so that nothing of it is prepared before it is needed.
-  void expect(index_t items, index_t expected, char const* which, collective what, site where) const {
+  void expect(index_t items, index_t expected, char const* which, collective what, site const& where) const {
     if (items != expected) refuse_length(items, expected, which, what, where);
   }
-  void check_rank(int root, char const* which, collective what, site where) const {
+  void check_rank(int root, char const* which, collective what, site const& where) const {
     if (root < 0 || root >= size) refuse_rank(root, which, what, where);
   }
-  index_t sum_of(counts_span counts, char const* which, collective what, site where) const {
+  index_t sum_of(counts_span counts, char const* which, collective what, site const& where) const {
     expect(static_cast<index_t>(counts.size()), size, which, what, where);
     index_t sum = 0;
     for (auto each : counts)
@@ -209,7 +208,7 @@ private:
                          " has an impossible count, ", each);
     return sum;
   }
-  index_t times_size(index_t items, char const* which, collective what, site where) const {
+  index_t times_size(index_t items, char const* which, collective what, site const& where) const {
     index_t product = 0;
     if (__builtin_mul_overflow(items, index_t{size}, &product)) refuse_product(items, which, what, where);
     return product;
@@ -218,28 +217,29 @@ private:
     return offset_of(rank, c.count, c.in_counts);
   }
   /// `out` may begin `offset` elements before `in` does, and not overlap it otherwise.
-  [[gnu::always_inline]] void forbid_overlap(call const& c, index_t offset, site where) const {
+  [[gnu::always_inline]] void forbid_overlap(call const& c, index_t offset, site const& where) const {
     auto const item = bytes_of(c.type);
     auto const distance = reinterpret_cast<std::intptr_t>(c.in) - reinterpret_cast<std::intptr_t>(c.out);
     if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
       refuse_overlap(c.what, where);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void
-  refuse_length(index_t items, index_t expected, char const* which, collective what, site where) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_length(index_t items, index_t expected,
+                                                            char const* which, collective what,
+                                                            site const& where) const {
     throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items, " elements on rank ",
                      rank, " of ", size, ", need ", expected);
   }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_product(index_t items, char const* which,
-                                                             collective what, site where) const {
+                                                             collective what, site const& where) const {
     throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ", size,
                      " ranks is more than 2^63 - 1 elements");
   }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_rank(int root, char const* which, collective what,
-                                                          site where) const {
+                                                          site const& where) const {
     throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", rank,
                      ", need 0 to ", size - 1);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_overlap(collective what, site where) const {
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_overlap(collective what, site const& where) const {
     throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", rank,
                      " in a way that this call does not allow");
   }

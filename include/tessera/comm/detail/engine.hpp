@@ -57,9 +57,9 @@ public:
 
   /// Whether a call of one step may go straight to the transport.
   bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
-  [[gnu::always_inline]] void run(call const& c) requires direct_transport<T> {
+  [[gnu::always_inline]] void run(call const& c, site const& where) requires direct_transport<T> {
     if (!c.is_point_to_point()) ++sequence;
-    transport.run(transfer_of(c));
+    transport.run(transfer_of(c), where);
   }
   op& begin(call const& c, bool blocking) {
     if (lost_)
@@ -282,7 +282,7 @@ private:
     one.settled = last;
     if constexpr (direct_transport<T>)
       if (one.blocking && plain_ && (first_ == nullptr || !one.request.is_point_to_point()))
-        return transport.run(step);
+        return transport.run(step, step.where);
     one.in_transit = false; // until it has begun
     transport.start(step, one.ticket);
     one.in_transit = true;

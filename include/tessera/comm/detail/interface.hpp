@@ -46,30 +46,30 @@ public:
     return (whole > slices ? whole : slices) + table_layout{ranks, false, false}.bytes();
   }
 
-  void barrier(site const& where = site::here()) { block(words().named(collective::barrier, where)); }
+  void barrier(site const& where = site::here()) { block(words().named(collective::barrier), where); }
 
   template <message_of<Engine> Span>
   void broadcast(Span data, int root, site const& where = site::here()) {
-    block(words().broadcast(data, root, where));
+    block(words().broadcast(data, root, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_broadcast(Span data, int root, site const& where = site::here()) {
-    return start(words().broadcast(data, root, where));
+    return start(words().broadcast(data, root, where), where);
   }
 
   template <summand_of<Engine> Span>
   void reduce(Span out, input_like<Span> in, int root, reduce_options how = {},
               site const& where = site::here()) {
-    block(summed<Span>(words().reduce(out, in, root, how, where)));
+    block(summed<Span>(words().reduce(out, in, root, how, where)), where);
   }
 
   template <summand_of<Engine> Span>
   void all_reduce(Span in_out, reduce_options how = {}, site const& where = site::here()) {
-    block(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
+    block(summed<Span>(words().all_reduce(in_out, in_out, how, where)), where);
   }
   template <summand_of<Engine> Span>
   void all_reduce(Span out, input_like<Span> in, reduce_options how = {}, site const& where = site::here()) {
-    block(summed<Span>(words().all_reduce(out, in, how, where)));
+    block(summed<Span>(words().all_reduce(out, in, how, where)), where);
   }
   template <reducible_scalar R>
   [[nodiscard]] R all_reduce(R value, reduce_options how = {}, site const& where = site::here()) {
@@ -79,106 +79,106 @@ public:
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_all_reduce(Span in_out, reduce_options how = {},
                                          site const& where = site::here()) {
-    return start(summed<Span>(words().all_reduce(in_out, in_out, how, where)));
+    return start(summed<Span>(words().all_reduce(in_out, in_out, how, where)), where);
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_all_reduce(Span out, input_like<Span> in, reduce_options how = {},
                                          site const& where = site::here()) {
-    return start(summed<Span>(words().all_reduce(out, in, how, where)));
+    return start(summed<Span>(words().all_reduce(out, in, how, where)), where);
   }
 
   template <summand_of<Engine> Span>
   void reduce_scatter(Span out, input_like<Span> in, reduce_options how = {},
                       site const& where = site::here()) {
-    block(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
+    block(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)), where);
   }
   template <summand_of<Engine> Span>
   void reduce_scatter_v(Span out, input_like<Span> in, counts_span counts, reduce_options how = {},
                         site const& where = site::here()) {
-    block(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
+    block(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)), where);
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_reduce_scatter(Span out, input_like<Span> in, reduce_options how = {},
                                              site const& where = site::here()) {
-    return start(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)));
+    return start(summed<Span>(words().reduce_scatter(out, in, nullptr, how, where)), where);
   }
   template <summand_of<Engine> Span>
   [[nodiscard]] request start_reduce_scatter_v(Span out, input_like<Span> in, counts_span counts,
                                                reduce_options how = {}, site const& where = site::here()) {
-    return start(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)));
+    return start(summed<Span>(words().reduce_scatter(out, in, &counts, how, where)), where);
   }
 
   template <message_of<Engine> Span>
   void all_gather(Span out, input_like<Span> in, site const& where = site::here()) {
-    block(words().gather(collective::all_gather, out, in, nullptr, -1, where));
+    block(words().gather(collective::all_gather, out, in, nullptr, -1, where), where);
   }
   template <message_of<Engine> Span>
   void all_gather_v(Span out, input_like<Span> in, counts_span counts, site const& where = site::here()) {
-    block(words().gather(collective::all_gather, out, in, &counts, -1, where));
+    block(words().gather(collective::all_gather, out, in, &counts, -1, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_gather(Span out, input_like<Span> in, site const& where = site::here()) {
-    return start(words().gather(collective::all_gather, out, in, nullptr, -1, where));
+    return start(words().gather(collective::all_gather, out, in, nullptr, -1, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_gather_v(Span out, input_like<Span> in, counts_span counts,
                                            site const& where = site::here()) {
-    return start(words().gather(collective::all_gather, out, in, &counts, -1, where));
+    return start(words().gather(collective::all_gather, out, in, &counts, -1, where), where);
   }
   template <message_of<Engine> Span>
   void gather(Span out, input_like<Span> in, int root, site const& where = site::here()) {
-    block(words().gather(collective::gather, out, in, nullptr, root, where));
+    block(words().gather(collective::gather, out, in, nullptr, root, where), where);
   }
   template <message_of<Engine> Span>
   void gather_v(Span out, input_like<Span> in, counts_span counts, int root,
                 site const& where = site::here()) {
-    block(words().gather(collective::gather, out, in, &counts, root, where));
+    block(words().gather(collective::gather, out, in, &counts, root, where), where);
   }
 
   template <message_of<Engine> Span>
   void scatter(Span out, input_like<Span> in, int root, site const& where = site::here()) {
-    block(words().scatter(out, in, nullptr, root, where));
+    block(words().scatter(out, in, nullptr, root, where), where);
   }
   template <message_of<Engine> Span>
   void scatter_v(Span out, input_like<Span> in, counts_span counts, int root,
                  site const& where = site::here()) {
-    block(words().scatter(out, in, &counts, root, where));
+    block(words().scatter(out, in, &counts, root, where), where);
   }
 
   template <message_of<Engine> Span>
   void all_to_all(Span out, input_like<Span> in, site const& where = site::here()) {
-    block(words().all_to_all(out, nullptr, in, nullptr, where));
+    block(words().all_to_all(out, nullptr, in, nullptr, where), where);
   }
   template <message_of<Engine> Span>
   void all_to_all_v(Span out, counts_span out_counts, input_like<Span> in, counts_span in_counts,
                     site const& where = site::here()) {
-    block(words().all_to_all(out, &out_counts, in, &in_counts, where));
+    block(words().all_to_all(out, &out_counts, in, &in_counts, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_to_all(Span out, input_like<Span> in, site const& where = site::here()) {
-    return start(words().all_to_all(out, nullptr, in, nullptr, where));
+    return start(words().all_to_all(out, nullptr, in, nullptr, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_all_to_all_v(Span out, counts_span out_counts, input_like<Span> in,
                                            counts_span in_counts, site const& where = site::here()) {
-    return start(words().all_to_all(out, &out_counts, in, &in_counts, where));
+    return start(words().all_to_all(out, &out_counts, in, &in_counts, where), where);
   }
 
   template <readable_by<Engine> Span>
   void send(Span data, int to, int tag, site const& where = site::here()) {
-    block(words().send(data, to, tag, where));
+    block(words().send(data, to, tag, where), where);
   }
   template <message_of<Engine> Span>
   void receive(Span data, int from, int tag, site const& where = site::here()) {
-    block(words().receive(data, from, tag, where));
+    block(words().receive(data, from, tag, where), where);
   }
   template <readable_by<Engine> Span>
   [[nodiscard]] request start_send(Span data, int to, int tag, site const& where = site::here()) {
-    return start(words().send(data, to, tag, where));
+    return start(words().send(data, to, tag, where), where);
   }
   template <message_of<Engine> Span>
   [[nodiscard]] request start_receive(Span data, int from, int tag, site const& where = site::here()) {
-    return start(words().receive(data, from, tag, where));
+    return start(words().receive(data, from, tag, where), where);
   }
 
   [[nodiscard]] Derived split(int color, int key, site const& where = site::here()) {
@@ -190,7 +190,7 @@ public:
     std::vector<std::int32_t> all(2 * ranks);
     auto c = words().gather(collective::all_gather, std::span<std::int32_t>(all), mine, nullptr, -1, where);
     c.what = collective::split;
-    block(c);
+    block(c, where);
     std::vector<int> members; // ranks of my color, by key, then by rank
     for (int r = 0; r < size(); ++r) {
       if (all[2 * static_cast<std::size_t>(r)] != color) continue;
@@ -236,22 +236,23 @@ private:
   }
   /// Always inlined, and `c` never given away whole, so that it needs no memory: what is left of a plain call
   /// is the transport's one call.
-  [[gnu::always_inline]] void block(call const& c) {
+  [[gnu::always_inline]] void block(call const& c, site const& where) {
     if constexpr (Engine::direct)
       if (!c.on_device && engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
-          !(c.reduces() && c.fixes_order())) {
+          !(c.reduces() && c.fixes_order())) [[likely]] {
         meter_call(c);
-        return engine_->run(c);
+        return engine_->run(c, where);
       }
     block_in_steps(call{c.what, c.type, c.in, c.out, c.in_items, c.out_items, c.count, c.in_counts,
-                        c.out_counts, c.root, c.tag, c.operation, c.order, c.combine, c.on_device, c.where});
+                        c.out_counts, c.root, c.tag, c.operation, c.order, c.combine, c.on_device, where});
   }
   [[gnu::noinline]] void block_in_steps(call const& c) {
     timed_scope timer(engine_->meter, c.what);
     meter_call(c);
     engine_->complete(engine_->begin(c, true));
   }
-  request start(call const& c) {
+  request start(call c, site const& where) {
+    c.where = where;
     timed_scope timer(engine_->meter, c.what);
     meter_call(c);
     return request(*engine_, engine_->begin(c, false));

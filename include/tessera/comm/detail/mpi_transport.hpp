@@ -11,14 +11,14 @@
 
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
-[[noreturn, gnu::cold, gnu::noinline]] inline void throw_mpi(int code, char const* what, site where) {
+[[noreturn, gnu::cold, gnu::noinline]] inline void throw_mpi(int code, char const* what, site const& where) {
   char text[MPI_MAX_ERROR_STRING] = "unknown error";
   int length = 0;
   (void)MPI_Error_string(code, text, &length); // where even this fails, the text stands
   throw library_error("E-comm-030", where, "MPI: ", what, " failed: ", static_cast<char const*>(text));
 }
 
-inline void check_mpi(int code, char const* what, site where) {
+inline void check_mpi(int code, char const* what, site const& where) {
   if (code != MPI_SUCCESS) throw_mpi(code, what, where);
 }
 
@@ -83,32 +83,33 @@ public:
   int size() const noexcept { return size_; }
 
   /// Always inlined: where the kind of call is known, this is that call and the look at its return code.
-  [[gnu::always_inline]] void run(transfer const& t) {
+  [[gnu::always_inline]] void run(transfer const& t, site const& where) {
     if (t.what == collective::receive) {
       MPI_Status status;
       check_mpi(MPI_Recv_c(t.out, t.count, type_of(t.type), t.root, t.tag, held_.lanes[0], &status),
-                "receive", t.where);
-      return check_length(t, status);
+                "receive", where);
+      return check_length(t, status, where);
     }
-    if (t.step > 0 && t.what == collective::all_gather && t.out_counts != nullptr) return run_later_gather(t);
-    check_mpi(post(t, nullptr, tables_), name_of(t.what), t.where);
+    if (t.step > 0 && t.what == collective::all_gather && t.out_counts != nullptr)
+      return run_later_gather(t, where);
+    check_mpi(post(t, nullptr, tables_, where), name_of(t.what), where);
   }
   void start(transfer const& t, ticket& k) {
     k.what = t;
     k.pending = MPI_REQUEST_NULL;
-    check_mpi(post(t, &k.pending, k.tables), name_of(t.what), t.where);
+    check_mpi(post(t, &k.pending, k.tables, t.where), name_of(t.what), t.where);
   }
   bool test(ticket& k) {
     int ended = 0;
     MPI_Status status;
     check_mpi(MPI_Test(&k.pending, &ended, &status), name_of(k.what.what), k.what.where);
-    if (ended != 0 && k.what.what == collective::receive) check_length(k.what, status);
+    if (ended != 0 && k.what.what == collective::receive) check_length(k.what, status, k.what.where);
     return ended != 0;
   }
   void wait(ticket& k) {
     MPI_Status status;
     check_mpi(MPI_Wait(&k.pending, &status), name_of(k.what.what), k.what.where);
-    if (k.what.what == collective::receive) check_length(k.what, status);
+    if (k.what.what == collective::receive) check_length(k.what, status, k.what.where);
   }
 
   void pause(patience& p, signature const& sign, site where) {
@@ -207,7 +208,8 @@ private:
     return offset_of(rank_, t.count, counts) * bytes_of(t.type);
   }
   /// The one MPI call of a transfer: blocking without `pending`.
-  [[gnu::always_inline]] int post(transfer const& t, MPI_Request* pending, buffer<>& tables) {
+  [[gnu::always_inline]] int post(transfer const& t, MPI_Request* pending, buffer<>& tables,
+                                  site const& where) {
     auto const comm = held_.lanes[t.step > 0 ? 1 : 0];
     auto const type = type_of(t.type);
     bool const now = pending == nullptr;
@@ -238,7 +240,7 @@ private:
       if (t.out_counts == nullptr)
         return now ? MPI_Reduce_scatter_block_c(t.in, t.out, n, type, op, comm)
                    : MPI_Ireduce_scatter_block_c(t.in, t.out, n, type, op, comm, pending);
-      auto const parts = place(t.out_counts, 0, tables, t.where);
+      auto const parts = place(t.out_counts, 0, tables, where);
       return now ? MPI_Reduce_scatter_c(t.in, t.out, parts.counts, type, op, comm)
                  : MPI_Ireduce_scatter_c(t.in, t.out, parts.counts, type, op, comm, pending);
     }
@@ -254,7 +256,7 @@ private:
       if (counts == nullptr)
         return now ? MPI_Allgather_c(in, n, type, t.out, n, type, comm)
                    : MPI_Iallgather_c(in, n, type, t.out, n, type, comm, pending);
-      auto const p = place(counts, 0, tables, t.where);
+      auto const p = place(counts, 0, tables, where);
       return now ? MPI_Allgatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, comm)
                  : MPI_Iallgatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, comm, pending);
     }
@@ -264,7 +266,7 @@ private:
       if (counts == nullptr)
         return now ? MPI_Gather_c(in, n, type, t.out, n, type, t.root, comm)
                    : MPI_Igather_c(in, n, type, t.out, n, type, t.root, comm, pending);
-      auto const p = place(counts, 0, tables, t.where);
+      auto const p = place(counts, 0, tables, where);
       auto const mine = p.counts[rank_];
       return now ? MPI_Gatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, t.root, comm)
                  : MPI_Igatherv_c(in, mine, type, t.out, p.counts, p.offsets, type, t.root, comm, pending);
@@ -275,7 +277,7 @@ private:
       if (counts == nullptr)
         return now ? MPI_Scatter_c(t.in, n, type, out, n, type, t.root, comm)
                    : MPI_Iscatter_c(t.in, n, type, out, n, type, t.root, comm, pending);
-      auto const p = place(counts, 0, tables, t.where);
+      auto const p = place(counts, 0, tables, where);
       auto const mine = p.counts[rank_];
       return now ? MPI_Scatterv_c(t.in, p.counts, p.offsets, type, out, mine, type, t.root, comm)
                  : MPI_Iscatterv_c(t.in, p.counts, p.offsets, type, out, mine, type, t.root, comm, pending);
@@ -284,7 +286,7 @@ private:
       if (t.in_counts == nullptr)
         return now ? MPI_Alltoall_c(t.in, n, type, t.out, n, type, comm)
                    : MPI_Ialltoall_c(t.in, n, type, t.out, n, type, comm, pending);
-      auto const p = place(t.in_counts, 0, tables, t.where), q = place(t.out_counts, 1, tables, t.where);
+      auto const p = place(t.in_counts, 0, tables, where), q = place(t.out_counts, 1, tables, where);
       return now ? MPI_Alltoallv_c(t.in, p.counts, p.offsets, type, t.out, q.counts, q.offsets, type, comm)
                  : MPI_Ialltoallv_c(t.in, p.counts, p.offsets, type, t.out, q.counts, q.offsets, type, comm,
                                     pending);
@@ -303,17 +305,17 @@ private:
   /// The slices of a sum, unequal. MPICH's blocking Allgatherv passes long ones round in pieces of 32 KiB,
   /// each of which waits for the one before on every rank: with 4 ranks on 2 cores 0.4 s a MiB. Its other
   /// form does not.
-  [[gnu::noinline]] void run_later_gather(transfer const& t) {
+  [[gnu::noinline]] void run_later_gather(transfer const& t, site const& where) {
     MPI_Request pending = MPI_REQUEST_NULL;
-    check_mpi(post(t, &pending, tables_), name_of(t.what), t.where);
-    check_mpi(MPI_Wait(&pending, MPI_STATUS_IGNORE), name_of(t.what), t.where);
+    check_mpi(post(t, &pending, tables_, where), name_of(t.what), where);
+    check_mpi(MPI_Wait(&pending, MPI_STATUS_IGNORE), name_of(t.what), where);
   }
 
-  static void check_length(transfer const& t, MPI_Status const& status) {
+  static void check_length(transfer const& t, MPI_Status const& status, site const& where) {
     MPI_Count length = 0;
-    check_mpi(MPI_Get_count_c(&status, type_of(t.type), &length), "Get_count", t.where);
+    check_mpi(MPI_Get_count_c(&status, type_of(t.type), &length), "Get_count", where);
     if (length != t.count)
-      throw collective_mismatch("E-comm-013", t.where, "the two sides of a message differ: receive of ",
+      throw collective_mismatch("E-comm-013", where, "the two sides of a message differ: receive of ",
                                 t.count, " ", name_of(t.type), " from rank ", t.root, " got ", length);
   }
 

@@ -34,7 +34,7 @@ concept transport = requires(T& t, T const& constant, transfer const& step, type
 /// A transport whose blocking calls are better than start and test: run(t) and wait(ticket).
 template <class T>
 concept direct_transport = transport<T> && requires(T& t, transfer const& step, typename T::ticket& ticket) {
-  t.run(step);
+  t.run(step, step.where);
   t.wait(ticket);
 };
 
