@@ -21827,7 +21827,8 @@ private:
 
   void begin(Ex& ex) {
     using enum layout::action_kind;
-    zero(ex, totals_.span()); // of exec/copy.hpp, or of the space's own header
+    using exec::zero; // and not the class parallel::zero; for a device, that of the space's own header
+    zero(ex, totals_.span());
     known_ = 0;
     activations_.begin(list(), send_activation, receive_activation);
     gradients_.begin(list(), send_gradient, receive_gradient);

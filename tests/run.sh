@@ -9,12 +9,12 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-parts=(release clang bare debug thread cuda) filter='' required=()
+parts=(release clang bare debug thread cuda) filter='' required=() together=ON
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) parts=(release) ;;
-    --filter) filter=${2:?--filter needs a regular expression}; parts=(release); shift ;;
-    --filter=*) filter=${1#*=}; parts=(release) ;;
+    --filter) filter=${2:?--filter needs a regular expression}; parts=(release) together=OFF; shift ;;
+    --filter=*) filter=${1#*=}; parts=(release) together=OFF ;;
     --require=*) required+=("$1") ;;
     *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
@@ -31,13 +31,13 @@ jobs=$(nproc)
 started=$SECONDS
 
 # The tests that a part builds and runs. Release has them all; the others repeat what their compiler or sanitizer
-# can judge in a few minutes: each header under clang++ and with every part off, the portable product, and the
-# code that handles raw memory, files and threads under the sanitizers.
+# can judge in a few minutes: each header under clang++, all of them with every part off, the portable product, and
+# the code that handles raw memory, files and threads under the sanitizers.
 tests_of() {
   case "$1" in
     release) echo "${filter:-.}" ;;
     clang) echo '^compile[.]' ;;
-    bare) echo '^(core|exec|compile)[.]|^ops[.](matmul|linear|attention)$' ;;
+    bare) echo '^(core|exec)[.]|^compile[.](link|facts)$|^ops[.](matmul|linear|attention)$' ;;
     debug) echo '^(core|layout|exec|ops)[.]|^comm[.](threads|mpi)$|^data[.](token_|sampler)' \
       '|^io[.](atomic_file|mapped_file|safetensors|safetensors_writer|json)$' | tr -d ' ' ;;
     cuda) echo '^compile[.]cuda$|^house[.]cuda_(resources|linkage)$|^consumer[.]cuda$' ;;
@@ -49,7 +49,7 @@ tests_of() {
 find_nvcc() { command -v "${CUDACXX:-nvcc}" || ls /usr/local/cuda/bin/nvcc 2>/dev/null; }
 
 run_part() {
-  local part=$1 tests targets build_status
+  local part=$1 tests targets build_status room_programs=OFF
   echo
   echo "=== $part"
   if [ "$part" = cuda ]; then
@@ -59,7 +59,9 @@ run_part() {
     }
     export CUDACXX
   fi
-  cmake --preset "$part" >"$results/$part.configure" 2>&1 || {
+  # A program for a room where most of its tests are wanted, one for each test elsewhere.
+  case "$part" in release | debug) room_programs=$together ;; esac
+  cmake --preset "$part" -DTESSERA_TESTS_TOGETHER="$room_programs" >"$results/$part.configure" 2>&1 || {
     cat "$results/$part.configure"
     echo 1 >"$results/$part.build"
     return
@@ -68,9 +70,10 @@ run_part() {
   if [ "$tests" = . ]; then
     targets=all
   else
-    # The test ROOM.HEADER is the program test_ROOM_HEADER; other tests build what they need.
+    # The test ROOM.HEADER is the program test_ROOM_HEADER or in test_ROOM; other tests build what they need.
     ctest --test-dir "build/$part" -N -R "$tests" |
-      sed -n 's/^ *Test *#[0-9]*: \([a-z_0-9]*\)[.]\([a-z_0-9]*\)$/test_\1_\2/p' >"$results/$part.wanted"
+      sed -n 's/^ *Test *#[0-9]*: \([a-z_0-9]*\)[.]\([a-z_0-9]*\)$/test_\1_\2\ntest_\1/p' |
+      sort -u >"$results/$part.wanted"
     targets=$(ninja -C "build/$part" -t targets all | sed 's/:.*//' | grep -Fx -f "$results/$part.wanted")
     [ "$part" != bare ] || targets="$targets tessera_examples"
     [ "$part" != cuda ] || targets="$targets cuda_compiled example_train_gpt"

@@ -1,3 +1,4 @@
+// alone
 #include <doctest/doctest.h>
 
 #include <atomic>

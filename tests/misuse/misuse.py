@@ -18,12 +18,25 @@ cases = {int(number): expected for number, expected in
 if not cases or len(cases) != len(re.findall(r"#(?:el)?if MISUSE ==", text)):
     sys.exit(f"{source.name}: every case needs its // expect-error: line")
 
+def parsed_once(compiler, flags):
+    """What the cases include, precompiled: the option that puts it in front of a case."""
+    prelude = this_build.scratch("misuse") / f"{source.stem}.{pathlib.Path(compiler).name}.hpp"
+    prelude.write_text("\n".join(re.findall(r"(?m)^#(?:include|define) .*$", text)) + "\n")
+    clang = "clang" in prelude.name
+    precompiled = prelude.with_suffix(".hpp.pch" if clang else ".hpp.gch")
+    done = run([compiler, *[f for f in flags if f != "-fsyntax-only"], "-x", "c++-header", prelude, "-o", precompiled])
+    if done.returncode != 0:
+        sys.exit(f"{compiler}: what {source.name} includes does not compile:\n{done.stderr[:4000]}")
+    return ["-include-pch", precompiled] if clang else ["-Winvalid-pch", "-include", prelude]
+
+
 failures = 0
 for compiler in [this_build.compiler] + ([c for c in ["clang++"] if find_compiler(c)]):
     flags = [*this_build.bare, "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-fdiagnostics-color=never"]
     if "requires: mpi" in text:
         flags = [f for f in this_build.everything if f != "-fopenmp"] + flags[2:]
     flags += [f"-I{ROOT}/{folder}" for folder in re.findall(r"(?m)^// include: (\S+)$", text)]
+    flags += parsed_once(compiler, flags)
     control = run([compiler, *flags, "-DMISUSE=0", source])
     if control.returncode != 0:
         print(f"{compiler}: the right program does not compile:\n{control.stderr[:4000]}")

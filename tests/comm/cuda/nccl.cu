@@ -1,4 +1,5 @@
 // requires: nccl
+// alone
 #include <doctest/doctest.h>
 
 #include <atomic>
