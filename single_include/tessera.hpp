@@ -7994,7 +7994,7 @@ public:
       expect(c.out_items, c.in_items, "out", what, where);
     }
     if (auto const item = bytes_of(c.type); overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(c.what, where);
+      refuse_overlap(*this, c.what, where);
     return c;
   }
   template <class Span>
@@ -8032,12 +8032,13 @@ private:
     c.out_items = static_cast<index_t>(out.size());
     return c;
   }
-  // What throws stands apart, so that nothing of it is prepared before it is needed.
+  // What throws stands apart and takes this object by value, so that nothing of it is prepared, or in memory,
+  // before it is needed.
   void expect(index_t items, index_t expected, char const* which, collective what, site const& where) const {
-    if (items != expected) refuse_length(items, expected, which, what, where);
+    if (items != expected) refuse_length(*this, items, expected, which, what, where);
   }
   void check_rank(int root, char const* which, collective what, site const& where) const {
-    if (root < 0 || root >= size) refuse_rank(root, which, what, where);
+    if (root < 0 || root >= size) refuse_rank(*this, root, which, what, where);
   }
   index_t sum_of(counts_span counts, char const* which, collective what, site const& where) const {
     expect(static_cast<index_t>(counts.size()), size, which, what, where);
@@ -8050,7 +8051,8 @@ private:
   }
   index_t times_size(index_t items, char const* which, collective what, site const& where) const {
     index_t product = 0;
-    if (__builtin_mul_overflow(items, index_t{size}, &product)) refuse_product(items, which, what, where);
+    if (__builtin_mul_overflow(items, index_t{size}, &product))
+      refuse_product(*this, items, which, what, where);
     return product;
   }
   [[gnu::always_inline]] index_t my_offset(call const& c) const noexcept {
@@ -8061,26 +8063,27 @@ private:
     auto const item = bytes_of(c.type);
     auto const distance = reinterpret_cast<std::intptr_t>(c.in) - reinterpret_cast<std::intptr_t>(c.out);
     if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(c.what, where);
+      refuse_overlap(*this, c.what, where);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_length(index_t items, index_t expected,
-                                                            char const* which, collective what,
-                                                            site const& where) const {
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_length(describer of, index_t items,
+                                                                   index_t expected, char const* which,
+                                                                   collective what, site const& where) {
     throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items, " elements on rank ",
-                     rank, " of ", size, ", need ", expected);
+                     of.rank, " of ", of.size, ", need ", expected);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_product(index_t items, char const* which,
-                                                             collective what, site const& where) const {
-    throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ", size,
-                     " ranks is more than 2^63 - 1 elements");
+  [[noreturn, gnu::cold, gnu::noinline]] static void
+  refuse_product(describer of, index_t items, char const* which, collective what, site const& where) {
+    throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ",
+                     of.size, " ranks is more than 2^63 - 1 elements");
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_rank(int root, char const* which, collective what,
-                                                          site const& where) const {
-    throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", rank,
-                     ", need 0 to ", size - 1);
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_rank(describer of, int root, char const* which,
+                                                                 collective what, site const& where) {
+    throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", of.rank,
+                     ", need 0 to ", of.size - 1);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_overlap(collective what, site const& where) const {
-    throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", rank,
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_overlap(describer of, collective what,
+                                                                    site const& where) {
+    throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", of.rank,
                      " in a way that this call does not allow");
   }
 
@@ -8622,7 +8625,7 @@ public:
   }
 
   /// Whether a call of one step may go straight to the transport.
-  bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
+  bool plain() const noexcept { return straight_ && first_ == nullptr; }
   [[gnu::always_inline]] void run(call const& c, site const& where) requires direct_transport<T> {
     if (!c.is_point_to_point()) ++sequence;
     transport.run(transfer_of(c), where);
@@ -8696,7 +8699,7 @@ public:
             transport.pause(patience, one.sign, one.request.where);
           } catch (...) {
             end_with_error(one);
-            lost_ = true;
+            lose();
             unlink_finished();
           }
         }
@@ -8724,14 +8727,17 @@ public:
 
   /// Gives an operation up: its peers cannot finish, nor can this communicator go on.
   void abandon(op& one) noexcept {
-    lost_ = true;
+    lose();
     one.lent = {};
     one.error = nullptr;
     give_up(one);
     unlink_finished();
     free(one);
   }
-  void lose() noexcept { lost_ = true; }
+  void lose() noexcept {
+    lost_ = true;
+    straight_ = false;
+  }
   /// Takes a receive back: nobody waits for it.
   void withdraw(op& one) noexcept {
     one.lent = {};
@@ -8945,6 +8951,7 @@ private:
 
   bool const signs_, plain_;
   bool lost_ = false;
+  bool straight_ = plain_; ///< And not lost.
   op* first_ = nullptr;
   op* last_ = nullptr;
   op* spare_ = nullptr;
@@ -9293,8 +9300,9 @@ private:
   /// is the transport's one call.
   [[gnu::always_inline]] void block(call const& c, site const& where) {
     if constexpr (Engine::direct)
-      if (!c.on_device && engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
-          !(c.reduces() && c.fixes_order())) [[likely]] {
+      if (__builtin_expect(!c.on_device && engine_->plain() && !engine_->meter.times_calls() &&
+                               !needs_staging(c) && !(c.reduces() && c.fixes_order()),
+                           true)) {
         meter_call(c);
         return engine_->run(c, where);
       }
@@ -19177,9 +19185,12 @@ struct zero_options {
 
 /// How blocks are lent.
 struct lend_options {
-  std::size_t next = no_unit; ///< The unit that will be lent after this one, as on every rank of the group.
+  /// The unit whose weights will be lent after this, as on every rank of the group.
+  std::size_t next = no_unit;
   /// Whether the gradients are lent too: for a backward, and for the forward of the last unit.
   bool gradients = true;
+  /// Whether the weights are lent: a backward's part `weights` reads none, and stage 3 then gathers none.
+  bool weights = true;
   index_t micro_batch = 0; ///< Number on this rank, in this step; compared in the reproducible mode.
 };
 
@@ -19206,11 +19217,12 @@ struct update_result {
 namespace tessera::inline TESSERA_ABI::parallel {
 
 /// Semantics. One unit is lent at a time; all ranks that share blocks make the same calls in the same order.
-/// - lend(ex, u, how): the blocks of the rank's unit u, and of the one it is tied to; the gradients where
-///   how.gradients asks for them. how.next will be lent next, a good time to begin to gather it.
+/// - lend(ex, u, how): the blocks of the rank's unit u, and of the one it is tied to; weights and gradients
+///   where how.weights and how.gradients ask for them. The weights of how.next will be lent next: a good time
+///   to begin to gather them.
 /// - accumulates(micro_batch): whether that micro-batch's gradients are to be added to those that are lent
 ///   (pass::accumulate), or overwrite them.
-/// - done(u): the operations that use the blocks have been given to `ex`; what was gathered may go.
+/// - done(u): the operations that use the weights lent have been given to `ex`; what was gathered may go.
 /// - gradients_ready(ex, u, last): the micro-batch has made all of its gradients of u: for each unit once a
 ///   micro-batch, in ascending order; `last` with the last one of a step.
 template <class L, class Ex, class T, class G>
@@ -21532,7 +21544,7 @@ public:
 
   /// Runs the units of the slot's part, in training all but the head. `input` stays as it is until the
   /// backward has ended, and is ignored by an embedding. Without training the output may stand in it.
-  /// `after`: the unit that will be lent next.
+  /// `after`: the unit whose weights will be lent next.
   template <block_lender<Ex, T, G> Lender>
   void forward(Ex& ex, Lender& lender, int slot, matrix input, std::size_t after = no_unit) {
     auto& mine = at(slot);
@@ -21573,12 +21585,15 @@ public:
         run_head(ex, lender, mine, last, all.begin < end ? static_cast<std::size_t>(end - 1) : after);
     }
     mine.p.part = what;
+    bool const weights = what != nn::backward_part::weights;
     for (auto u = end; u-- > all.begin;) {
       auto const number = static_cast<std::size_t>(u);
-      auto const lent = lender.lend(
-          ex, number, {.next = u > all.begin ? number - 1 : after, .micro_batch = mine.job.micro_batch});
+      auto const lent = lender.lend(ex, number,
+                                    {.next = weights && u > all.begin ? number - 1 : after,
+                                     .weights = weights,
+                                     .micro_batch = mine.job.micro_batch});
       units_[number]->backward(ex, lent, mine.s, mine.activations, mine.p);
-      lender.done(number);
+      if (weights) lender.done(number);
       if (what == nn::backward_part::both) mine.activations.release(mine.starts[number]);
       if (what == nn::backward_part::input)
         check_kept(mine, number);
@@ -21590,16 +21605,14 @@ public:
   /// Frees the slot's memory.
   void finish(int slot) { at(slot).activations.release({}); }
 
-  /// The unit that a training forward of a part is lent first, and the one of a backward; no_unit where that
-  /// runs none.
+  /// The unit whose weights a training forward of a part is lent first, and the one of a backward (of `both`
+  /// or of part `input`); no_unit where that runs none.
   std::size_t first_of_forward(std::size_t part) const {
     auto const first = parts_[part].begin;
     return is_head(first) ? no_unit : static_cast<std::size_t>(first);
   }
-  std::size_t first_of_backward(std::size_t part, nn::backward_part what) const {
-    auto const all = parts_[part];
-    auto const end = what == nn::backward_part::weights && is_head(all.end - 1) ? all.end - 1 : all.end;
-    return end > all.begin ? static_cast<std::size_t>(end - 1) : no_unit;
+  std::size_t first_of_backward(std::size_t part) const {
+    return static_cast<std::size_t>(parts_[part].end - 1);
   }
 
 private:
@@ -21856,18 +21869,15 @@ private:
   matrix matrix_in(T* data, micro_batch_type const& b) { return {data, {rows_of(b), options_.width}}; }
   index_t elements_of(micro_batch_type const& b) { return rows_of(b) * options_.width; }
 
-  /// The unit that the computation after action `i` of the list is lent first.
+  /// The unit whose weights are lent first after action `i` of the list.
   std::size_t unit_after(std::size_t i) const {
     using enum layout::action_kind;
     for (++i; i < list().size(); ++i) {
       auto const a = list()[i];
       auto const chunk = static_cast<std::size_t>(a.chunk);
-      auto const unit = a.kind == forward ? runner_.first_of_forward(chunk)
-                        : a.kind == backward || a.kind == backward_input
-                            ? runner_.first_of_backward(chunk, nn::backward_part::both)
-                        : a.kind == backward_weights
-                            ? runner_.first_of_backward(chunk, nn::backward_part::weights)
-                            : no_unit;
+      auto const unit = a.kind == forward                                ? runner_.first_of_forward(chunk)
+                        : a.kind == backward || a.kind == backward_input ? runner_.first_of_backward(chunk)
+                                                                         : no_unit;
       if (unit != no_unit) return unit;
     }
     return no_unit;
@@ -22980,23 +22990,26 @@ public:
   /// What pass::accumulate must be in micro-batch `number` of this rank's step, from 0.
   bool accumulates(index_t number) const noexcept { return options_.stage >= 2 || number > 0; }
 
-  /// Everything that unit `u` works on; `done(u)` gives it back. Called by all gradient ranks for the same
-  /// units in the same order, with the same `next`. Throws config_error where too much is lent at once
-  /// (E-parallel-012), or gradients are written in an order that the reproducible mode cannot add up in
-  /// (E-parallel-013).
+  /// Everything that unit `u` works on; `done(u)` gives it back, where weights are part of it. Called by all
+  /// gradient ranks for the same units in the same order, with the same `next`. Throws config_error where too
+  /// much is lent at once (E-parallel-012), or gradients are written in an order that the reproducible mode
+  /// cannot add up in (E-parallel-013).
   blocks lend(Ex& ex, std::size_t u, lend_options const& how = {}, site where = site::here()) {
     require_unit(u, where);
     auto const tied = parts_[u].given.tied;
-    if (options_.stage == 3) {
-      gathered_.keep(u, false);
-      keep_tied(u, how.gradients);
-      gather(u, how.next, where);
+    blocks lent;
+    if (how.weights) {
+      if (options_.stage == 3) {
+        gathered_.keep(u, false);
+        keep_tied(u, how.gradients);
+        gather(u, how.next, where);
+      }
+      lent.weights = borrowed(u);
+      if (tied != no_unit) lent.tied_weights = borrowed(tied);
     }
-    blocks lent{borrowed(u), {}, {}, {}};
-    if (how.gradients) lent.gradients = gradients_.lend(ex, u, how.micro_batch, where);
-    if (tied != no_unit) {
-      lent.tied_weights = borrowed(tied);
-      if (how.gradients) lent.tied_gradients = gradients_.lend(ex, tied, how.micro_batch, where);
+    if (how.gradients) {
+      lent.gradients = gradients_.lend(ex, u, how.micro_batch, where);
+      if (tied != no_unit) lent.tied_gradients = gradients_.lend(ex, tied, how.micro_batch, where);
     }
     return lent;
   }

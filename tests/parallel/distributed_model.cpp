@@ -160,6 +160,36 @@ TEST_CASE("a model laid over ranks is one rank's model") {
   }
 }
 
+TEST_CASE("ZeRO-3 gathers each unit twice a micro-batch under every schedule") {
+  auto const config = model_config(true);
+  auto const gathered = [&](layout::schedule_kind schedule) {
+    std::vector<index_t> bytes(4);
+    comm::run_threads(4, [&](comm::threads& world) {
+      host ex({.threads = 1});
+      distributed model(world, ex, config,
+                        {.data = 2, .pipeline = 2, .zero = 3, .schedule = schedule, .micro_batch = 1},
+                        {.batch = 4});
+      model.initialise(ex, 7);
+      local_batches batches(config, model.group().positions(length), length);
+      batches.start(0);
+      auto& meter = model.state().ranks().gradients.meter();
+      meter.reset();
+      model.step(ex, batches, {.step = 1, .learning_rate = 0.01}, {});
+      bytes[static_cast<std::size_t>(world.rank())] = meter.of(comm::collective::all_gather).bytes;
+
+      index_t weights = 0; // of the units that are not the head, which runs once a micro-batch
+      for (std::size_t u = 0; u < model.units().size(); ++u)
+        weights += (model.units()[u]->name() == "head" ? 1 : 2) * model.state().parameters(u).block_size();
+      CHECK(bytes[static_cast<std::size_t>(world.rank())] <=
+            model.layout().micro_batches(4) * weights * static_cast<index_t>(sizeof(float)));
+    });
+    return bytes;
+  };
+  auto const usual = gathered(layout::schedule_kind::one_forward_one_backward);
+  CHECK(usual[0] > 0);
+  CHECK(gathered(layout::schedule_kind::zero_bubble) == usual);
+}
+
 TEST_CASE("a rank holds its stage's units, and the last stage a copy of a tied embedding besides") {
   auto const config = model_config(false);
   comm::run_threads(2, [&](comm::threads& world) {

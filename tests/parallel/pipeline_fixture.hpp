@@ -104,6 +104,10 @@ public:
 
   nn::unit<host, float, float>::blocks lend(host&, std::size_t u, parallel::lend_options how) {
     CHECK(lent_ == parallel::no_unit);
+    if (!how.weights) { // a backward's part `weights`; what comes next stays what it was
+      CHECK(how.next == expected_);
+      return {{}, blocks_[u].gradients, {}, {}};
+    }
     if (expected_ != parallel::no_unit) CHECK(u == expected_);
     lent_ = u;
     expected_ = how.next;

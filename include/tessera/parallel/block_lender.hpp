@@ -16,11 +16,12 @@
 namespace tessera::inline TESSERA_ABI::parallel {
 
 /// Semantics. One unit is lent at a time; all ranks that share blocks make the same calls in the same order.
-/// - lend(ex, u, how): the blocks of the rank's unit u, and of the one it is tied to; the gradients where
-///   how.gradients asks for them. how.next will be lent next, a good time to begin to gather it.
+/// - lend(ex, u, how): the blocks of the rank's unit u, and of the one it is tied to; weights and gradients
+///   where how.weights and how.gradients ask for them. The weights of how.next will be lent next: a good time
+///   to begin to gather them.
 /// - accumulates(micro_batch): whether that micro-batch's gradients are to be added to those that are lent
 ///   (pass::accumulate), or overwrite them.
-/// - done(u): the operations that use the blocks have been given to `ex`; what was gathered may go.
+/// - done(u): the operations that use the weights lent have been given to `ex`; what was gathered may go.
 /// - gradients_ready(ex, u, last): the micro-batch has made all of its gradients of u: for each unit once a
 ///   micro-batch, in ascending order; `last` with the last one of a step.
 template <class L, class Ex, class T, class G>

@@ -235,18 +235,15 @@ private:
   matrix matrix_in(T* data, micro_batch_type const& b) { return {data, {rows_of(b), options_.width}}; }
   index_t elements_of(micro_batch_type const& b) { return rows_of(b) * options_.width; }
 
-  /// The unit that the computation after action `i` of the list is lent first.
+  /// The unit whose weights are lent first after action `i` of the list.
   std::size_t unit_after(std::size_t i) const {
     using enum layout::action_kind;
     for (++i; i < list().size(); ++i) {
       auto const a = list()[i];
       auto const chunk = static_cast<std::size_t>(a.chunk);
-      auto const unit = a.kind == forward ? runner_.first_of_forward(chunk)
-                        : a.kind == backward || a.kind == backward_input
-                            ? runner_.first_of_backward(chunk, nn::backward_part::both)
-                        : a.kind == backward_weights
-                            ? runner_.first_of_backward(chunk, nn::backward_part::weights)
-                            : no_unit;
+      auto const unit = a.kind == forward                                ? runner_.first_of_forward(chunk)
+                        : a.kind == backward || a.kind == backward_input ? runner_.first_of_backward(chunk)
+                                                                         : no_unit;
       if (unit != no_unit) return unit;
     }
     return no_unit;

@@ -137,7 +137,7 @@ public:
 
   /// Runs the units of the slot's part, in training all but the head. `input` stays as it is until the
   /// backward has ended, and is ignored by an embedding. Without training the output may stand in it.
-  /// `after`: the unit that will be lent next.
+  /// `after`: the unit whose weights will be lent next.
   template <block_lender<Ex, T, G> Lender>
   void forward(Ex& ex, Lender& lender, int slot, matrix input, std::size_t after = no_unit) {
     auto& mine = at(slot);
@@ -178,12 +178,15 @@ public:
         run_head(ex, lender, mine, last, all.begin < end ? static_cast<std::size_t>(end - 1) : after);
     }
     mine.p.part = what;
+    bool const weights = what != nn::backward_part::weights;
     for (auto u = end; u-- > all.begin;) {
       auto const number = static_cast<std::size_t>(u);
-      auto const lent = lender.lend(
-          ex, number, {.next = u > all.begin ? number - 1 : after, .micro_batch = mine.job.micro_batch});
+      auto const lent = lender.lend(ex, number,
+                                    {.next = weights && u > all.begin ? number - 1 : after,
+                                     .weights = weights,
+                                     .micro_batch = mine.job.micro_batch});
       units_[number]->backward(ex, lent, mine.s, mine.activations, mine.p);
-      lender.done(number);
+      if (weights) lender.done(number);
       if (what == nn::backward_part::both) mine.activations.release(mine.starts[number]);
       if (what == nn::backward_part::input)
         check_kept(mine, number);
@@ -195,16 +198,14 @@ public:
   /// Frees the slot's memory.
   void finish(int slot) { at(slot).activations.release({}); }
 
-  /// The unit that a training forward of a part is lent first, and the one of a backward; no_unit where that
-  /// runs none.
+  /// The unit whose weights a training forward of a part is lent first, and the one of a backward (of `both`
+  /// or of part `input`); no_unit where that runs none.
   std::size_t first_of_forward(std::size_t part) const {
     auto const first = parts_[part].begin;
     return is_head(first) ? no_unit : static_cast<std::size_t>(first);
   }
-  std::size_t first_of_backward(std::size_t part, nn::backward_part what) const {
-    auto const all = parts_[part];
-    auto const end = what == nn::backward_part::weights && is_head(all.end - 1) ? all.end - 1 : all.end;
-    return end > all.begin ? static_cast<std::size_t>(end - 1) : no_unit;
+  std::size_t first_of_backward(std::size_t part) const {
+    return static_cast<std::size_t>(parts_[part].end - 1);
   }
 
 private:

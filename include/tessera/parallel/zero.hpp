@@ -167,23 +167,26 @@ public:
   /// What pass::accumulate must be in micro-batch `number` of this rank's step, from 0.
   bool accumulates(index_t number) const noexcept { return options_.stage >= 2 || number > 0; }
 
-  /// Everything that unit `u` works on; `done(u)` gives it back. Called by all gradient ranks for the same
-  /// units in the same order, with the same `next`. Throws config_error where too much is lent at once
-  /// (E-parallel-012), or gradients are written in an order that the reproducible mode cannot add up in
-  /// (E-parallel-013).
+  /// Everything that unit `u` works on; `done(u)` gives it back, where weights are part of it. Called by all
+  /// gradient ranks for the same units in the same order, with the same `next`. Throws config_error where too
+  /// much is lent at once (E-parallel-012), or gradients are written in an order that the reproducible mode
+  /// cannot add up in (E-parallel-013).
   blocks lend(Ex& ex, std::size_t u, lend_options const& how = {}, site where = site::here()) {
     require_unit(u, where);
     auto const tied = parts_[u].given.tied;
-    if (options_.stage == 3) {
-      gathered_.keep(u, false);
-      keep_tied(u, how.gradients);
-      gather(u, how.next, where);
+    blocks lent;
+    if (how.weights) {
+      if (options_.stage == 3) {
+        gathered_.keep(u, false);
+        keep_tied(u, how.gradients);
+        gather(u, how.next, where);
+      }
+      lent.weights = borrowed(u);
+      if (tied != no_unit) lent.tied_weights = borrowed(tied);
     }
-    blocks lent{borrowed(u), {}, {}, {}};
-    if (how.gradients) lent.gradients = gradients_.lend(ex, u, how.micro_batch, where);
-    if (tied != no_unit) {
-      lent.tied_weights = borrowed(tied);
-      if (how.gradients) lent.tied_gradients = gradients_.lend(ex, tied, how.micro_batch, where);
+    if (how.gradients) {
+      lent.gradients = gradients_.lend(ex, u, how.micro_batch, where);
+      if (tied != no_unit) lent.tied_gradients = gradients_.lend(ex, tied, how.micro_batch, where);
     }
     return lent;
   }

@@ -89,9 +89,12 @@ struct zero_options {
 
 /// How blocks are lent.
 struct lend_options {
-  std::size_t next = no_unit; ///< The unit that will be lent after this one, as on every rank of the group.
+  /// The unit whose weights will be lent after this, as on every rank of the group.
+  std::size_t next = no_unit;
   /// Whether the gradients are lent too: for a backward, and for the forward of the last unit.
   bool gradients = true;
+  /// Whether the weights are lent: a backward's part `weights` reads none, and stage 3 then gathers none.
+  bool weights = true;
   index_t micro_batch = 0; ///< Number on this rank, in this step; compared in the reproducible mode.
 };
 

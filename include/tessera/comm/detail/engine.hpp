@@ -56,7 +56,7 @@ public:
   }
 
   /// Whether a call of one step may go straight to the transport.
-  bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
+  bool plain() const noexcept { return straight_ && first_ == nullptr; }
   [[gnu::always_inline]] void run(call const& c, site const& where) requires direct_transport<T> {
     if (!c.is_point_to_point()) ++sequence;
     transport.run(transfer_of(c), where);
@@ -130,7 +130,7 @@ public:
             transport.pause(patience, one.sign, one.request.where);
           } catch (...) {
             end_with_error(one);
-            lost_ = true;
+            lose();
             unlink_finished();
           }
         }
@@ -158,14 +158,17 @@ public:
 
   /// Gives an operation up: its peers cannot finish, nor can this communicator go on.
   void abandon(op& one) noexcept {
-    lost_ = true;
+    lose();
     one.lent = {};
     one.error = nullptr;
     give_up(one);
     unlink_finished();
     free(one);
   }
-  void lose() noexcept { lost_ = true; }
+  void lose() noexcept {
+    lost_ = true;
+    straight_ = false;
+  }
   /// Takes a receive back: nobody waits for it.
   void withdraw(op& one) noexcept {
     one.lent = {};
@@ -379,6 +382,7 @@ private:
 
   bool const signs_, plain_;
   bool lost_ = false;
+  bool straight_ = plain_; ///< And not lost.
   op* first_ = nullptr;
   op* last_ = nullptr;
   op* spare_ = nullptr;

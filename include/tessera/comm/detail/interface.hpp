@@ -238,8 +238,9 @@ private:
   /// is the transport's one call.
   [[gnu::always_inline]] void block(call const& c, site const& where) {
     if constexpr (Engine::direct)
-      if (!c.on_device && engine_->plain() && !engine_->meter.times_calls() && !needs_staging(c) &&
-          !(c.reduces() && c.fixes_order())) [[likely]] {
+      if (__builtin_expect(!c.on_device && engine_->plain() && !engine_->meter.times_calls() &&
+                               !needs_staging(c) && !(c.reduces() && c.fixes_order()),
+                           true)) {
         meter_call(c);
         return engine_->run(c, where);
       }
