@@ -8415,7 +8415,7 @@ concept transport = requires(T& t, T const& constant, transfer const& step, type
   { t.withdraw(ticket) } -> std::same_as<bool>;
 };
 
-/// A transport whose blocking calls are better than start and test: run(t) and wait(ticket).
+/// A transport whose blocking calls are better than start and test: run(t, where) and wait(ticket).
 template <class T>
 concept direct_transport = transport<T> && requires(T& t, transfer const& step, typename T::ticket& ticket) {
   t.run(step, step.where);
@@ -8625,7 +8625,7 @@ public:
   }
 
   /// Whether a call of one step may go straight to the transport.
-  bool plain() const noexcept { return straight_ && first_ == nullptr; }
+  bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
   [[gnu::always_inline]] void run(call const& c, site const& where) requires direct_transport<T> {
     if (!c.is_point_to_point()) ++sequence;
     transport.run(transfer_of(c), where);
@@ -8734,10 +8734,7 @@ public:
     unlink_finished();
     free(one);
   }
-  void lose() noexcept {
-    lost_ = true;
-    straight_ = false;
-  }
+  void lose() noexcept { lost_ = true; }
   /// Takes a receive back: nobody waits for it.
   void withdraw(op& one) noexcept {
     one.lent = {};
@@ -8951,7 +8948,6 @@ private:
 
   bool const signs_, plain_;
   bool lost_ = false;
-  bool straight_ = plain_; ///< And not lost.
   op* first_ = nullptr;
   op* last_ = nullptr;
   op* spare_ = nullptr;
@@ -12707,7 +12703,8 @@ constexpr axis axis_of(step const& s) noexcept {
 }
 
 /// The pieces that a shard cuts `local` into (or joins it from) follow each other in memory and are equal, as
-/// long as this rank's, `piece`: a multiple of it that the granules divide, so that all ranks find the same.
+/// long as this rank's, `piece`. That is so just where ranks * granule divides the extent, on all ranks
+/// alike.
 template <class View>
 [[gnu::always_inline]] inline bool equal_pieces(View const& local, placement const& cut, index_t piece,
                                                 int ranks) noexcept {
@@ -13238,7 +13235,8 @@ template <class Ex, class Comm, class Out, class X>
 /// Brings x to the placements of `out`. `out` is other memory, or x's own where nothing but sums is to be
 /// done to it (all_reduce, first_only, nothing), or overlaps it as the collective allows.
 /// Throws size_error: another mesh (E-partition-005), another whole (E-partition-006), an overlap
-/// (E-partition-004); and what the collectives throw.
+/// (E-partition-004); and what the collectives throw. Flattened, so that the short way is one function down
+/// to the library's call.
 template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partitioned_array X>
   requires moves<Comm, Ex, X> && redistributable<X, Out>
 [[gnu::flatten]] void redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x,
@@ -13295,7 +13293,7 @@ template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partit
                                       redistribute_options const& how = {},
                                       site const& where = site::here()) {
   using T = typename std::remove_cvref_t<Out>::value_type;
-  detail::require_together(on, out.view(), x.view(), where);
+  detail::require_together(on, out, x, where);
   return redistribution<Ex, Comm, T, std::remove_cvref_t<Out>::rank>(
       detail::journey_between(ex, on, out.view(), x.view(), how, where));
 }

@@ -9,12 +9,12 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-parts=(release clang bare debug thread cuda) filter='' required=() together=ON
+parts=(release clang bare debug thread cuda) filter='' required=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --quick) parts=(release) ;;
-    --filter) filter=${2:?--filter needs a regular expression}; parts=(release) together=OFF; shift ;;
-    --filter=*) filter=${1#*=}; parts=(release) together=OFF ;;
+    --filter) filter=${2:?--filter needs a regular expression}; parts=(release); shift ;;
+    --filter=*) filter=${1#*=}; parts=(release) ;;
     --require=*) required+=("$1") ;;
     *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
@@ -60,7 +60,7 @@ run_part() {
     export CUDACXX
   fi
   # A program for a room where most of its tests are wanted, one for each test elsewhere.
-  case "$part" in release | debug) room_programs=$together ;; esac
+  case "$part" in release | debug) [ -n "$filter" ] || room_programs=ON ;; esac
   cmake --preset "$part" -DTESSERA_TESTS_TOGETHER="$room_programs" >"$results/$part.configure" 2>&1 || {
     cat "$results/$part.configure"
     echo 1 >"$results/$part.build"

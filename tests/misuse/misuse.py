@@ -18,6 +18,7 @@ cases = {int(number): expected for number, expected in
 if not cases or len(cases) != len(re.findall(r"#(?:el)?if MISUSE ==", text)):
     sys.exit(f"{source.name}: every case needs its // expect-error: line")
 
+
 def parsed_once(compiler, flags):
     """What the cases include, precompiled: the option that puts it in front of a case."""
     prelude = this_build.scratch("misuse") / f"{source.stem}.{pathlib.Path(compiler).name}.hpp"

@@ -125,7 +125,8 @@ template <class Ex, class Comm, class Out, class X>
 /// Brings x to the placements of `out`. `out` is other memory, or x's own where nothing but sums is to be
 /// done to it (all_reduce, first_only, nothing), or overlaps it as the collective allows.
 /// Throws size_error: another mesh (E-partition-005), another whole (E-partition-006), an overlap
-/// (E-partition-004); and what the collectives throw.
+/// (E-partition-004); and what the collectives throw. Flattened, so that the short way is one function down
+/// to the library's call.
 template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partitioned_array X>
   requires moves<Comm, Ex, X> && redistributable<X, Out>
 [[gnu::flatten]] void redistribute(Ex& ex, mesh<Comm>& on, Out&& out, X const& x,
@@ -182,7 +183,7 @@ template <exec::space Ex, comm::communicator Comm, partitioned_array Out, partit
                                       redistribute_options const& how = {},
                                       site const& where = site::here()) {
   using T = typename std::remove_cvref_t<Out>::value_type;
-  detail::require_together(on, out.view(), x.view(), where);
+  detail::require_together(on, out, x, where);
   return redistribution<Ex, Comm, T, std::remove_cvref_t<Out>::rank>(
       detail::journey_between(ex, on, out.view(), x.view(), how, where));
 }

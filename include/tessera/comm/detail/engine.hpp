@@ -56,7 +56,7 @@ public:
   }
 
   /// Whether a call of one step may go straight to the transport.
-  bool plain() const noexcept { return straight_ && first_ == nullptr; }
+  bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
   [[gnu::always_inline]] void run(call const& c, site const& where) requires direct_transport<T> {
     if (!c.is_point_to_point()) ++sequence;
     transport.run(transfer_of(c), where);
@@ -165,10 +165,7 @@ public:
     unlink_finished();
     free(one);
   }
-  void lose() noexcept {
-    lost_ = true;
-    straight_ = false;
-  }
+  void lose() noexcept { lost_ = true; }
   /// Takes a receive back: nobody waits for it.
   void withdraw(op& one) noexcept {
     one.lent = {};
@@ -382,7 +379,6 @@ private:
 
   bool const signs_, plain_;
   bool lost_ = false;
-  bool straight_ = plain_; ///< And not lost.
   op* first_ = nullptr;
   op* last_ = nullptr;
   op* spare_ = nullptr;

@@ -31,7 +31,7 @@ concept transport = requires(T& t, T const& constant, transfer const& step, type
   { t.withdraw(ticket) } -> std::same_as<bool>;
 };
 
-/// A transport whose blocking calls are better than start and test: run(t) and wait(ticket).
+/// A transport whose blocking calls are better than start and test: run(t, where) and wait(ticket).
 template <class T>
 concept direct_transport = transport<T> && requires(T& t, transfer const& step, typename T::ticket& ticket) {
   t.run(step, step.where);

@@ -20,7 +20,8 @@ constexpr axis axis_of(step const& s) noexcept {
 }
 
 /// The pieces that a shard cuts `local` into (or joins it from) follow each other in memory and are equal, as
-/// long as this rank's, `piece`: a multiple of it that the granules divide, so that all ranks find the same.
+/// long as this rank's, `piece`. That is so just where ranks * granule divides the extent, on all ranks
+/// alike.
 template <class View>
 [[gnu::always_inline]] inline bool equal_pieces(View const& local, placement const& cut, index_t piece,
                                                 int ranks) noexcept {
