@@ -14,6 +14,8 @@ template <class T, int Rank, memory_space Memory = host_memory>
   requires std::is_trivially_copyable_v<T>
 class tensor {
 public:
+  using value_type = T;
+
   tensor() = default;
   /// Throws size_error for impossible extents, out_of_memory where memory runs out.
   explicit tensor(tessera::extents<Rank> const& sizes, memory_account account = {}, site where = site::here())

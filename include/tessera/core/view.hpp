@@ -8,6 +8,7 @@
 #ifndef TESSERA_CORE_VIEW_HPP
 #define TESSERA_CORE_VIEW_HPP
 
+#include <concepts>
 #include <type_traits>
 
 #include <tessera/core/extents.hpp>
@@ -150,6 +151,19 @@ private:
 /// view of mutable elements is accepted.
 template <class T, int Rank, class Memory = host_memory>
 using input = std::type_identity_t<view<T const, Rank, Memory>>;
+
+/// The same where the element type is deduced: a view, of constant elements or not, or a tensor.
+template <class X, int Rank, class Memory = host_memory>
+concept readable = std::convertible_to<X const&, view<typename X::value_type const, Rank, Memory>>;
+
+template <class X>
+using value_of = typename X::value_type;
+
+/// What such a parameter is read through.
+template <int Rank, class Memory = host_memory, readable<Rank, Memory> X>
+constexpr view<value_of<X> const, Rank, Memory> reading(X const& x) noexcept {
+  return x;
+}
 
 } // namespace tessera::inline TESSERA_ABI
 

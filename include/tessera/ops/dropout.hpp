@@ -108,9 +108,9 @@ struct dropout_on;
 
 namespace detail {
 
-template <exec::space Ex, storage_scalar T>
+template <exec::space Ex, storage_scalar T, storage_scalar In>
 void dropout(char const* name, Ex& ex, view<T, 2, typename Ex::memory> out,
-             view<T const, 2, typename Ex::memory> residual, view<T const, 2, typename Ex::memory> in,
+             view<T const, 2, typename Ex::memory> residual, view<In const, 2, typename Ex::memory> in,
              dropout_options const& options, site where) {
   require_extents(name, "out", out, in.extents(), where);
   require_extents_or_none(name, "residual", residual, in.extents(), where);
@@ -143,10 +143,11 @@ void dropout(char const* name, Ex& ex, view<T, 2, typename Ex::memory> out,
 
 /// out = dropout(in), [rows, width], contiguous; out may be in. Throws size_error, or config_error for an
 /// impossible probability.
-template <exec::space Ex, storage_scalar T>
-void dropout(Ex& ex, view<T, 2, typename Ex::memory> out, input<T, 2, typename Ex::memory> in,
-             dropout_options const& options, site where = site::here()) {
-  detail::dropout("dropout", ex, out, view<T const, 2, typename Ex::memory>{}, in, options, where);
+template <exec::space Ex, storage_scalar T, scalar_input<2, typename Ex::memory> In>
+void dropout(Ex& ex, view<T, 2, typename Ex::memory> out, In const& in, dropout_options const& options,
+             site where = site::here()) {
+  detail::dropout("dropout", ex, out, view<T const, 2, typename Ex::memory>{},
+                  reading<2, typename Ex::memory>(in), options, where);
 }
 
 /// out = residual + dropout(in); out may be either input.

@@ -57,13 +57,14 @@ struct embedding_on;
 
 /// tokens [B, T], out [B * T, width], table [V, width] or a slice of it, positions [P, width] or empty.
 /// Throws size_error where shapes do not fit, where a position does not exist or where a token is outside the
-/// vocabulary.
-template <exec::space Ex, storage_scalar T>
+/// vocabulary. The output's storage type need not be the tables'.
+template <exec::space Ex, storage_scalar T, scalar_input<2, typename Ex::memory> Table>
 void embedding(Ex& ex, view<T, 2, typename Ex::memory> out,
-               input<std::int32_t, 2, typename Ex::memory> tokens, input<T, 2, typename Ex::memory> table,
-               input<T, 2, typename Ex::memory> positions, embedding_options options = {},
+               input<std::int32_t, 2, typename Ex::memory> tokens, Table const& rows,
+               input<value_of<Table>, 2, typename Ex::memory> positions, embedding_options options = {},
                site where = site::here()) {
   constexpr auto name = "embedding";
+  auto const table = reading<2, typename Ex::memory>(rows);
   require_rows(name, "out", out, {tokens.extent(0) * tokens.extent(1), table.extent(1)}, where);
   require_dense_rows(name, "tokens", tokens, where);
   require_dense_rows(name, "table", table, where);

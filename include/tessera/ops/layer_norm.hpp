@@ -7,7 +7,9 @@
 ///
 /// Rows may lie apart; out may be in, d_in may be d_out. Cost: forward reads and writes each element once
 /// (with the residual: two reads, two writes), backward reads two and writes one. The gradients of gain and
-/// bias are summed over fixed chunks of rows in order: the same bits for any number of threads.
+/// bias are summed over fixed chunks of rows in order: the same bits for any number of threads. What is
+/// normalised, and its gradient, may be stored in another type than gain, bias and output: a residual stream
+/// in fp32 between products of 16-bit operands.
 #ifndef TESSERA_OPS_LAYER_NORM_HPP
 #define TESSERA_OPS_LAYER_NORM_HPP
 
@@ -33,13 +35,14 @@ template <class Backend>
 struct layer_norm_on;
 
 /// in, out [rows, width]; mean and reciprocal_deviation [rows] are kept for the backward. Throws size_error.
-template <exec::space Ex, storage_scalar T>
+template <exec::space Ex, storage_scalar T, scalar_input<2, typename Ex::memory> In>
 void layer_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
                 std::type_identity_t<view<float, 1, typename Ex::memory>> mean,
                 std::type_identity_t<view<float, 1, typename Ex::memory>> reciprocal_deviation,
-                input<T, 2, typename Ex::memory> in, input<T, 1, typename Ex::memory> gain,
-                input<T, 1, typename Ex::memory> bias, norm_options options = {}, site where = site::here()) {
+                In const& rows, input<T, 1, typename Ex::memory> gain, input<T, 1, typename Ex::memory> bias,
+                norm_options options = {}, site where = site::here()) {
   constexpr auto name = "layer_norm";
+  auto const in = reading<2, typename Ex::memory>(rows);
   require_rows(name, "out", out, in.extents(), where);
   require_dense_rows(name, "in", in, where);
   require_rows(name, "mean", mean, {in.extent(0)}, where);
@@ -47,17 +50,16 @@ void layer_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
   require_rows(name, "gain", gain, {in.extent(1)}, where);
   require_rows(name, "bias", bias, {in.extent(1)}, where);
   layer_norm_on<typename Ex::backend>::forward(
-      ex, out, view<T, 2, typename Ex::memory>{}, mean, reciprocal_deviation, in,
-      view<T const, 2, typename Ex::memory>{}, gain, bias, options.epsilon);
+      ex, out, view<value_of<In>, 2, typename Ex::memory>{}, mean, reciprocal_deviation, in,
+      view<value_of<In> const, 2, typename Ex::memory>{}, gain, bias, options.epsilon);
 }
 
 /// sum = a + b, out = layer_norm(sum), in one pass. `sum` may be the memory of a or b.
-template <exec::space Ex, storage_scalar T>
-void residual_layer_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
-                         std::type_identity_t<view<T, 2, typename Ex::memory>> sum,
+template <exec::space Ex, storage_scalar T, storage_scalar R>
+void residual_layer_norm(Ex& ex, view<T, 2, typename Ex::memory> out, view<R, 2, typename Ex::memory> sum,
                          std::type_identity_t<view<float, 1, typename Ex::memory>> mean,
                          std::type_identity_t<view<float, 1, typename Ex::memory>> reciprocal_deviation,
-                         input<T, 2, typename Ex::memory> a, input<T, 2, typename Ex::memory> b,
+                         input<R, 2, typename Ex::memory> a, input<R, 2, typename Ex::memory> b,
                          input<T, 1, typename Ex::memory> gain, input<T, 1, typename Ex::memory> bias,
                          norm_options options = {}, site where = site::here()) {
   constexpr auto name = "residual_layer_norm";
@@ -75,15 +77,15 @@ void residual_layer_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
 
 /// `in`, `mean` and `reciprocal_deviation` as the forward read and wrote them (for the residual form, in =
 /// sum). d_in [rows, width], d_gain and d_bias [width].
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-void layer_norm_backward(Ex& ex, view<T, 2, typename Ex::memory> d_in, view<G, 1, typename Ex::memory> d_gain,
+template <exec::space Ex, storage_scalar R, storage_scalar G, scalar_input<1, typename Ex::memory> Gain>
+void layer_norm_backward(Ex& ex, view<R, 2, typename Ex::memory> d_in, view<G, 1, typename Ex::memory> d_gain,
                          std::type_identity_t<view<G, 1, typename Ex::memory>> d_bias,
-                         input<T, 2, typename Ex::memory> d_out, input<T, 2, typename Ex::memory> in,
+                         input<R, 2, typename Ex::memory> d_out, input<R, 2, typename Ex::memory> in,
                          input<float, 1, typename Ex::memory> mean,
-                         input<float, 1, typename Ex::memory> reciprocal_deviation,
-                         input<T, 1, typename Ex::memory> gain, norm_backward_options options = {},
-                         site where = site::here()) {
+                         input<float, 1, typename Ex::memory> reciprocal_deviation, Gain const& gains,
+                         norm_backward_options options = {}, site where = site::here()) {
   constexpr auto name = "layer_norm_backward";
+  auto const gain = reading<1, typename Ex::memory>(gains);
   require_rows(name, "d_in", d_in, in.extents(), where);
   require_rows(name, "d_gain", d_gain, {in.extent(1)}, where);
   require_rows(name, "d_bias", d_bias, {in.extent(1)}, where);

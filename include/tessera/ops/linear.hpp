@@ -1,5 +1,6 @@
 /// A linear layer: out = activation(in weight^T + bias), with PyTorch's orientation of the weight, [out, in].
-/// Bias and GELU are applied while the product's rows are still in cache.
+/// Bias and GELU are applied to the product's sums while they are still at hand, before anything is rounded
+/// (on CUDA as far as cuBLASLt does). The output may be stored in another type than input and weight.
 ///
 ///     ops::linear(ex, out, in, weight, bias);
 ///     ops::linear(ex, out, in, weight, bias, {.activation = activation::gelu_tanh, .pre_activation = pre});
@@ -71,10 +72,12 @@ void require_bias(char const* argument, view<T, 1, M> bias, index_t columns, sit
 } // namespace detail
 
 /// out[m, n] = activation(in[m, k] weight[n, k]^T + bias[n]); an empty bias adds nothing.
-template <exec::space Ex, storage_scalar T>
-void linear(Ex& ex, view<T, 2, typename Ex::memory> out, input<T, 2, typename Ex::memory> in,
-            input<T, 2, typename Ex::memory> weight, input<T, 1, typename Ex::memory> bias,
-            linear_options<T, typename Ex::memory> options = {}, site where = site::here()) {
+template <exec::space Ex, storage_scalar Out, scalar_input<2, typename Ex::memory> In>
+void linear(Ex& ex, view<Out, 2, typename Ex::memory> out, In const& rows,
+            input<value_of<In>, 2, typename Ex::memory> weight,
+            input<value_of<In>, 1, typename Ex::memory> bias,
+            linear_options<value_of<In>, typename Ex::memory> options = {}, site where = site::here()) {
+  auto const in = reading<2, typename Ex::memory>(rows);
   auto const m = in.extent(0), k = in.extent(1), n = weight.extent(0);
   require_rows("linear", "out", out, {m, n}, where);
   require_dense_rows("linear", "in", in, where);

@@ -3,7 +3,8 @@
 /// place, so memory does not grow with rows times vocabulary.
 ///
 ///     auto loss = ops::linear_cross_entropy(ex, {d_in, d_weight}, in, weight, targets, {}, memory);
-///     auto loss = ops::linear_cross_entropy<T, T>(ex, {}, in, weight, targets, {}, memory);   // evaluation
+///     auto loss = ops::linear_cross_entropy<exec::host, T, T>(ex, {}, in, weight, targets, {}, memory);   //
+///     evaluation
 ///
 /// Where the vocabulary is cut among ranks, `weight` is this rank's slice of it, and a function that the
 /// caller gives merges each chunk's statistics over the ranks (ops/sliced_cross_entropy.hpp):
@@ -49,10 +50,10 @@ struct whole_vocabulary {
 template <class F, class Ex>
 concept statistics_merge = std::invocable<F&, Ex&, view<float, 2, typename Ex::memory>>;
 
-/// Where the gradients go; both empty for an evaluation.
-template <storage_scalar T, storage_scalar G, memory_space M = host_memory>
+/// Where the gradients go; both empty for an evaluation. They may be stored in other types than the values.
+template <storage_scalar D, storage_scalar G, memory_space M = host_memory>
 struct linear_cross_entropy_gradients {
-  view<T, 2, M> input = {};  ///< [rows, w], overwritten.
+  view<D, 2, M> input = {};  ///< [rows, w], overwritten.
   view<G, 2, M> weight = {}; ///< [V, w]
 };
 
@@ -89,14 +90,17 @@ constexpr index_t linear_cross_entropy_scratch_bytes(index_t rows, index_t vocab
 /// With a merge, weight may be a slice (or have no rows): the gradient of `in` is then this rank's summand,
 /// and the loss the whole one on every rank. Throws size_error for extents that do not fit, a slice that is
 /// no part of the vocabulary, or a target outside it (on a device later, as cross_entropy does).
-template <exec::space Ex, storage_scalar T, storage_scalar G, statistics_merge<Ex> Merge = whole_vocabulary>
+template <exec::space Ex, storage_scalar D, storage_scalar G, statistics_merge<Ex> Merge = whole_vocabulary,
+          scalar_input<2, typename Ex::memory> In>
 sum_and_count
-linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::memory> gradients,
-                     input<T, 2, typename Ex::memory> in, input<T, 2, typename Ex::memory> weight,
+linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<D, G, typename Ex::memory> gradients,
+                     In const& rows_in, input<value_of<In>, 2, typename Ex::memory> weight,
                      input<std::int32_t, 1, typename Ex::memory> targets,
                      linear_cross_entropy_options<typename Ex::memory> options,
                      arena<typename Ex::memory>& memory, Merge&& merge = {}, site where = site::here()) {
   constexpr auto whole = std::same_as<std::remove_cvref_t<Merge>, whole_vocabulary>;
+  using T = value_of<In>;
+  auto const in = reading<2, typename Ex::memory>(rows_in);
   auto const rows = in.extent(0), width = in.extent(1), vocabulary = weight.extent(0);
   auto const wants_input = gradients.input.data() != nullptr;
   auto const wants_weight = gradients.weight.data() != nullptr;

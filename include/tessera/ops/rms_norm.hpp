@@ -5,7 +5,7 @@
 ///     ops::residual_rms_norm(ex, out, sum, reciprocal_deviation, a, b, gain);
 ///     ops::rms_norm_backward(ex, d_in, d_gain, d_out, in, reciprocal_deviation, gain);
 ///
-/// What holds for ops/layer_norm.hpp (rows, aliases, cost, determinism) holds here.
+/// What holds for ops/layer_norm.hpp (rows, aliases, types, cost, determinism) holds here.
 #ifndef TESSERA_OPS_RMS_NORM_HPP
 #define TESSERA_OPS_RMS_NORM_HPP
 
@@ -18,27 +18,26 @@ template <class Backend>
 struct rms_norm_on;
 
 /// in, out [rows, width]; reciprocal_deviation [rows] is kept for the backward. Throws size_error.
-template <exec::space Ex, storage_scalar T>
+template <exec::space Ex, storage_scalar T, scalar_input<2, typename Ex::memory> In>
 void rms_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
-              std::type_identity_t<view<float, 1, typename Ex::memory>> reciprocal_deviation,
-              input<T, 2, typename Ex::memory> in, input<T, 1, typename Ex::memory> gain,
-              norm_options options = {}, site where = site::here()) {
+              std::type_identity_t<view<float, 1, typename Ex::memory>> reciprocal_deviation, In const& rows,
+              input<T, 1, typename Ex::memory> gain, norm_options options = {}, site where = site::here()) {
   constexpr auto name = "rms_norm";
+  auto const in = reading<2, typename Ex::memory>(rows);
   require_rows(name, "out", out, in.extents(), where);
   require_dense_rows(name, "in", in, where);
   require_rows(name, "reciprocal_deviation", reciprocal_deviation, {in.extent(0)}, where);
   require_rows(name, "gain", gain, {in.extent(1)}, where);
-  rms_norm_on<typename Ex::backend>::forward(ex, out, view<T, 2, typename Ex::memory>{}, reciprocal_deviation,
-                                             in, view<T const, 2, typename Ex::memory>{}, gain,
-                                             options.epsilon);
+  rms_norm_on<typename Ex::backend>::forward(
+      ex, out, view<value_of<In>, 2, typename Ex::memory>{}, reciprocal_deviation, in,
+      view<value_of<In> const, 2, typename Ex::memory>{}, gain, options.epsilon);
 }
 
 /// sum = a + b, out = rms_norm(sum), in one pass. `sum` may be the memory of a or b.
-template <exec::space Ex, storage_scalar T>
-void residual_rms_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
-                       std::type_identity_t<view<T, 2, typename Ex::memory>> sum,
+template <exec::space Ex, storage_scalar T, storage_scalar R>
+void residual_rms_norm(Ex& ex, view<T, 2, typename Ex::memory> out, view<R, 2, typename Ex::memory> sum,
                        std::type_identity_t<view<float, 1, typename Ex::memory>> reciprocal_deviation,
-                       input<T, 2, typename Ex::memory> a, input<T, 2, typename Ex::memory> b,
+                       input<R, 2, typename Ex::memory> a, input<R, 2, typename Ex::memory> b,
                        input<T, 1, typename Ex::memory> gain, norm_options options = {},
                        site where = site::here()) {
   constexpr auto name = "residual_rms_norm";
@@ -52,13 +51,13 @@ void residual_rms_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
 }
 
 /// `in` and `reciprocal_deviation` as the forward read and wrote them (for the residual form, in = sum).
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-void rms_norm_backward(Ex& ex, view<T, 2, typename Ex::memory> d_in, view<G, 1, typename Ex::memory> d_gain,
-                       input<T, 2, typename Ex::memory> d_out, input<T, 2, typename Ex::memory> in,
-                       input<float, 1, typename Ex::memory> reciprocal_deviation,
-                       input<T, 1, typename Ex::memory> gain, norm_backward_options options = {},
-                       site where = site::here()) {
+template <exec::space Ex, storage_scalar R, storage_scalar G, scalar_input<1, typename Ex::memory> Gain>
+void rms_norm_backward(Ex& ex, view<R, 2, typename Ex::memory> d_in, view<G, 1, typename Ex::memory> d_gain,
+                       input<R, 2, typename Ex::memory> d_out, input<R, 2, typename Ex::memory> in,
+                       input<float, 1, typename Ex::memory> reciprocal_deviation, Gain const& gains,
+                       norm_backward_options options = {}, site where = site::here()) {
   constexpr auto name = "rms_norm_backward";
+  auto const gain = reading<1, typename Ex::memory>(gains);
   require_rows(name, "d_in", d_in, in.extents(), where);
   require_rows(name, "d_gain", d_gain, {in.extent(1)}, where);
   require_rows(name, "d_out", d_out, in.extents(), where);

@@ -5,9 +5,14 @@
 #ifndef TESSERA_OPS_SHAPES_HPP
 #define TESSERA_OPS_SHAPES_HPP
 
+#include <tessera/core/scalar.hpp>
 #include <tessera/core/view.hpp>
 
 namespace tessera::inline TESSERA_ABI::ops {
+
+/// An input whose storage type need not be that of the output.
+template <class X, int Rank, class Memory>
+concept scalar_input = readable<X, Rank, Memory> && storage_scalar<value_of<X>>;
 
 /// The argument has exactly these extents.
 template <class T, int Rank, memory_space M>

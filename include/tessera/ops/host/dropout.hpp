@@ -12,8 +12,8 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct dropout_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T, dropout_numbers Numbers>
-  static void run(Ex& ex, view<T, 2> out, view<T const, 2> residual, view<T const, 2> in,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar In, dropout_numbers Numbers>
+  static void run(Ex& ex, view<T, 2> out, view<T const, 2> residual, view<In const, 2> in,
                   dropout_mask<Numbers> const& mask) {
     host_detail::for_elements(ex, in.size(), [&](index_t begin, index_t end) {
       for (index_t count = 0; begin < end; begin += count) {
@@ -37,7 +37,7 @@ struct dropout_on<exec::host_backend> {
           for (index_t i = 0; i < count; ++i)
             store(y[i], static_cast<float>(r[i]) + static_cast<float>(x[i]));
         } else {
-          for (index_t i = 0; i < count; ++i) y[i] = x[i];
+          for (index_t i = 0; i < count; ++i) y[i] = T(x[i]);
         }
       }
     });

@@ -11,9 +11,9 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct embedding_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2> out, view<std::int32_t const, 2> tokens, view<T const, 2> table,
-                      detail::vocabulary_slice slice, view<T const, 2> positions, token_positions places,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar Table>
+  static void forward(Ex& ex, view<T, 2> out, view<std::int32_t const, 2> tokens, view<Table const, 2> table,
+                      detail::vocabulary_slice slice, view<Table const, 2> positions, token_positions places,
                       site where) {
     check("embedding", tokens, slice, where);
     auto const length = tokens.extent(1), width = table.extent(1);
@@ -23,12 +23,12 @@ struct embedding_on<exec::host_backend> {
       auto* y = out.data() + row * out.stride(0);
       if (at < 0) { // another slice's
         for (index_t i = 0; i < width; ++i)
-          y[i] = positions.data() == nullptr ? T(0.0f) : positions(places(t), i);
+          y[i] = positions.data() == nullptr ? T(0.0f) : T(positions(places(t), i));
         return;
       }
       auto const* x = table.data() + at * table.stride(0);
       if (positions.data() == nullptr) {
-        for (index_t i = 0; i < width; ++i) y[i] = x[i];
+        for (index_t i = 0; i < width; ++i) y[i] = T(x[i]);
         return;
       }
       auto const* p = positions.data() + places(t) * positions.stride(0);

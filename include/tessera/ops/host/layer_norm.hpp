@@ -9,16 +9,16 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct layer_norm_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2> out, view<T, 2> sum, view<float, 1> mean, view<float, 1> deviation,
-                      view<T const, 2> a, view<T const, 2> b, view<T const, 1> gain, view<T const, 1> bias,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar R>
+  static void forward(Ex& ex, view<T, 2> out, view<R, 2> sum, view<float, 1> mean, view<float, 1> deviation,
+                      view<R const, 2> a, view<R const, 2> b, view<T const, 1> gain, view<T const, 1> bias,
                       float epsilon) {
     host_detail::norm_rows<true>::forward(ex, out, sum, mean, deviation, a, b, gain, bias, epsilon);
   }
 
-  template <exec::host_space Ex, storage_scalar T, storage_scalar G>
-  static void backward(Ex& ex, view<T, 2> d_in, view<G, 1> d_gain, view<G, 1> d_bias, view<T const, 2> d_out,
-                       view<T const, 2> in, view<float const, 1> mean, view<float const, 1> deviation,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar R, storage_scalar G>
+  static void backward(Ex& ex, view<R, 2> d_in, view<G, 1> d_gain, view<G, 1> d_bias, view<R const, 2> d_out,
+                       view<R const, 2> in, view<float const, 1> mean, view<float const, 1> deviation,
                        view<T const, 1> gain, norm_backward_options options, site where) {
     host_detail::norm_rows<true>::backward(ex, d_in, d_gain, d_bias, d_out, in, mean, deviation, gain,
                                            options.accumulate, options.accumulate_input, where);

@@ -5,6 +5,7 @@
 
 #include <tessera/ops/host/detail/convert.hpp>
 #include <tessera/ops/host/detail/loops.hpp>
+#include <tessera/ops/host/detail/product_blocks.hpp>
 #include <tessera/ops/host/matmul.hpp>
 #include <tessera/ops/linear.hpp>
 
@@ -12,8 +13,8 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct linear_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2> out, view<T const, 2> in, view<T const, 2> weight,
+  template <exec::host_space Ex, storage_scalar Out, storage_scalar T>
+  static void forward(Ex& ex, view<Out, 2> out, view<T const, 2> in, view<T const, 2> weight,
                       view<T const, 1> bias, linear_options<T> const& options, site) {
     auto const m = out.extent(0), n = out.extent(1);
     auto const pre = options.pre_activation;
@@ -22,12 +23,11 @@ struct linear_on<exec::host_backend> {
     if (plain && bias.empty() && pre.empty())
       return matmul_on<exec::host_backend>::run(ex, out, in, weight_t, false);
 
-    // Enough rows that reading the weight again for each block costs little, few enough to stay in cache.
-    auto const block = block_rows(n);
+    auto const block = host_detail::block_rows(n);
     for (index_t row = 0; row < m; row += block) {
       auto const end = std::min(m, row + block);
       auto const part = out.slice(0, row, end);
-      auto const sums = sums_of(ex, part);
+      auto const sums = host_detail::sums_of(ex, part);
       matmul_on<exec::host_backend>::run(ex, sums, in.slice(0, row, end), weight_t, false);
       auto const kept = pre.empty() ? pre : pre.slice(0, row, end);
       switch (options.activation) {
@@ -79,27 +79,9 @@ struct linear_on<exec::host_backend> {
   }
 
 private:
-  static constexpr index_t block_elements = index_t{1} << 20;
-  struct block_sums;
-
-  static index_t block_rows(index_t width) noexcept {
-    return std::max<index_t>(256, block_elements / std::max<index_t>(1, width));
-  }
-
-  /// Where a block's fp32 sums go: the output itself, or scratch where the output has fewer bits, so that
-  /// sum, bias and activation are rounded once.
-  template <exec::host_space Ex, storage_scalar T>
-  static view<float, 2> sums_of(Ex& ex, view<T, 2> out) {
-    if constexpr (std::same_as<T, float>)
-      return out;
-    else
-      return {ex.template handle<exec::scratch<block_sums>>().template take<float>(out.size(), site::here()),
-              out.extents()};
-  }
-
-  /// kept = sums + bias, out = f(kept). `sums` may be `out`.
-  template <exec::host_space Ex, storage_scalar T, class F>
-  static void finish(Ex& ex, view<T, 2> out, view<T, 2> kept, view<float const, 2> sums,
+  /// kept = sums + bias, out = f(sums + bias). `sums` may be `out`.
+  template <exec::host_space Ex, storage_scalar Out, storage_scalar T, class F>
+  static void finish(Ex& ex, view<Out, 2> out, view<T, 2> kept, view<float const, 2> sums,
                      view<T const, 1> bias, F f) {
     auto const n = out.extent(1);
     host_detail::for_rows(ex, out.extent(0), n, [&](index_t row) {
@@ -112,7 +94,7 @@ private:
           auto value = sum[i];
           if constexpr (has_bias) value += host_detail::widened(b[i]);
           if constexpr (keeps) pre[i] = T(value);
-          y[i] = T(f(host_detail::widened(T(value))));
+          y[i] = Out(f(value));
         }
       };
       if (kept.empty())
@@ -128,11 +110,11 @@ private:
   template <exec::host_space Ex, storage_scalar T, class Slope>
   static void before_activation(Ex& ex, view<T, 2> d_in, view<T const, 2> d_out, view<T const, 2> weight,
                                 view<T const, 2> pre, Slope slope) {
-    auto const m = d_in.extent(0), k = d_in.extent(1), block = block_rows(k);
+    auto const m = d_in.extent(0), k = d_in.extent(1), block = host_detail::block_rows(k);
     for (index_t row = 0; row < m; row += block) {
       auto const end = std::min(m, row + block);
       auto const part = d_in.slice(0, row, end);
-      auto const sums = sums_of(ex, part);
+      auto const sums = host_detail::sums_of(ex, part);
       matmul_on<exec::host_backend>::run(ex, sums, d_out.slice(0, row, end), weight, false);
       host_detail::for_rows(ex, end - row, k, [&](index_t r) {
         auto const* sum = &sums(r, 0);

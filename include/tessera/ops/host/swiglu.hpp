@@ -2,6 +2,7 @@
 #ifndef TESSERA_OPS_HOST_SWIGLU_HPP
 #define TESSERA_OPS_HOST_SWIGLU_HPP
 
+#include <tessera/ops/host/detail/convert.hpp>
 #include <tessera/ops/host/detail/loops.hpp>
 #include <tessera/ops/swiglu.hpp>
 
@@ -9,8 +10,9 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct swiglu_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2> out, view<T const, 2> gate_up) {
+  /// Leaves gate_up in `kept`, too, where that is given and other memory.
+  template <exec::host_space Ex, storage_scalar T, storage_scalar In>
+  static void forward(Ex& ex, view<T, 2> out, view<In const, 2> gate_up, view<T, 2> kept = {}) {
     auto const width = out.extent(1);
     host_detail::for_rows(ex, out.extent(0), width, [=](index_t row) {
       auto const* gate = gate_up.data() + row * gate_up.stride(0);
@@ -18,6 +20,9 @@ struct swiglu_on<exec::host_backend> {
       auto* y = out.data() + row * out.stride(0);
       TESSERA_SIMD()
       for (index_t i = 0; i < width; ++i) store(y[i], silu_value(gate[i]) * static_cast<float>(up[i]));
+      if constexpr (!std::same_as<T, In>)
+        if (kept.data() != nullptr)
+          host_detail::from_float(kept.data() + row * kept.stride(0), gate, 2 * width);
     });
   }
 

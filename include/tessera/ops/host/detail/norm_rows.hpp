@@ -11,12 +11,12 @@
 namespace tessera::inline TESSERA_ABI::ops::host_detail {
 
 /// Centred: subtract the mean and add a bias (layer norm). Otherwise `mean`, `bias` and `d_bias` are not
-/// used.
+/// used. R is the storage type of what is normalised and of its gradient, T that of the rest.
 template <bool Centred>
 struct norm_rows {
-  template <exec::host_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2> out, view<T, 2> sums, view<float, 1> mean, view<float, 1> deviation,
-                      view<T const, 2> a, view<T const, 2> b, view<T const, 1> gain, view<T const, 1> bias,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar R>
+  static void forward(Ex& ex, view<T, 2> out, view<R, 2> sums, view<float, 1> mean, view<float, 1> deviation,
+                      view<R const, 2> a, view<R const, 2> b, view<T const, 1> gain, view<T const, 1> bias,
                       float epsilon) {
     auto const width = a.extent(1);
     auto const share = 1.0f / static_cast<float>(width > 0 ? width : 1);
@@ -57,9 +57,9 @@ struct norm_rows {
   /// With h = d_out * gain and n the normalised input:
   ///     d_in = (h - mean(h) - n mean(h n)) / deviation   (without mean(h) where not centred),
   ///     d_gain = sum over rows of d_out n,  d_bias = sum over rows of d_out.
-  template <exec::host_space Ex, storage_scalar T, storage_scalar G>
-  static void backward(Ex& ex, view<T, 2> d_in, view<G, 1> d_gain, view<G, 1> d_bias, view<T const, 2> d_out,
-                       view<T const, 2> in, view<float const, 1> mean, view<float const, 1> deviation,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar R, storage_scalar G>
+  static void backward(Ex& ex, view<R, 2> d_in, view<G, 1> d_gain, view<G, 1> d_bias, view<R const, 2> d_out,
+                       view<R const, 2> in, view<float const, 1> mean, view<float const, 1> deviation,
                        view<T const, 1> gain, bool accumulate, bool accumulate_input, site where) {
     auto const rows = in.extent(0), width = in.extent(1);
     auto const share = 1.0f / static_cast<float>(width > 0 ? width : 1);
@@ -102,9 +102,9 @@ struct norm_rows {
           }
         };
         if (accumulate_input)
-          write([](T old_value) { return static_cast<float>(old_value); });
+          write([](R old_value) { return static_cast<float>(old_value); });
         else
-          write([](T) { return 0.0f; });
+          write([](R) { return 0.0f; });
       }
     });
 
