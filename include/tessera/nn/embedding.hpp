@@ -37,7 +37,7 @@ template <exec::space Ex, storage_scalar T, storage_scalar G, rank_group<Ex> Gro
 class embedding final : public detail::described_unit<Ex, T, G, detail::nothing_kept> {
 public:
   using memory = typename Ex::memory;
-  using matrix = view<T, 2, memory>;
+  using rows = residual_rows<memory>;
   using typename unit<Ex, T, G>::blocks;
 
   static constexpr char const* unit_name = "embedding";
@@ -120,13 +120,14 @@ private:
     return shape.batch * group_.local_sequence(shape.sequence_length);
   }
   template <detail::piece_source<memory> Source>
-  matrix take_rows(Source& source, index_t tokens) const {
-    return source.template take<T, 2>({group_.rows(tokens).size(), table_.columns});
+  rows take_rows(Source& source, index_t tokens) const {
+    return source.template take<residual_scalar, 2>({group_.rows(tokens).size(), table_.columns});
   }
   /// For all rows: `local` where they are all here.
   template <detail::piece_source<memory> Source>
-  matrix take_room(Source& source, index_t tokens, matrix local) const {
-    return group_.sequence_parallel() ? source.template take<T, 2>({tokens, table_.columns}) : local;
+  rows take_room(Source& source, index_t tokens, rows local) const {
+    if (!group_.sequence_parallel()) return local;
+    return source.template take<residual_scalar, 2>({tokens, table_.columns});
   }
 
   index_t first_token() const { return tensor_part_of(group_).of(vocabulary_).begin; }

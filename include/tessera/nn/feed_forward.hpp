@@ -1,5 +1,5 @@
 /// The feed-forward part of a transformer block, between its norm and its residual sum: GPT-2's two linear
-/// layers with a GELU between them, or Llama's gated form. The GELU is applied inside the first product.
+/// layers with a GELU between them, or Llama's gated form. Either is applied to the first product's sums.
 ///
 ///     gelu_feed_forward<Ex, T, G> feed_forward(map, "h.0.mlp", config);
 ///     auto kept = feed_forward.take(arena, tokens);
@@ -17,14 +17,15 @@
 #include <tessera/nn/detail/pieces.hpp>
 #include <tessera/nn/tensor_part.hpp>
 #include <tessera/nn/transformer_config.hpp>
+#include <tessera/nn/unit.hpp>
 #include <tessera/ops/linear.hpp>
-#include <tessera/ops/swiglu.hpp>
+#include <tessera/ops/linear_swiglu.hpp>
 
 namespace tessera::inline TESSERA_ABI::nn {
 
 /// A feed-forward part. Semantics:
 /// - `forward` fills `out` and the pieces that a backward reads; an empty `out` is left out. `out` may be the
-///   memory of `in`.
+///   memory of `in` where T is the residual stream's type.
 /// - A backward goes in three steps, of which the last two may come in either order, or a part of them later:
 ///   `backward_inner` fills `inner` from d_out; `backward_weights` makes the parameters' gradients of both;
 ///   `backward_input` makes d_in of `inner`. `backward` is all three.
@@ -32,18 +33,19 @@ template <class F, class Ex, class T, class G>
 concept feed_forward_layer = requires(F const& layer, Ex& ex,
                                       memory_span<T const, typename Ex::memory> weights,
                                       memory_span<G, typename Ex::memory> gradients,
-                                      view<T, 2, typename Ex::memory> x, arena<typename Ex::memory>& memory,
-                                      typename F::pieces const& kept,
+                                      view<T, 2, typename Ex::memory> x,
+                                      residual_rows<typename Ex::memory> rows,
+                                      arena<typename Ex::memory>& memory, typename F::pieces const& kept,
                                       typename F::inner_gradients const& inner) {
   { layer.take(memory, index_t{}) } -> std::same_as<typename F::pieces>;
   { layer.take_inner(memory, index_t{}) } -> std::same_as<typename F::inner_gradients>;
   { layer.inner_scratch_bytes(index_t{}) } -> std::same_as<index_t>;
   { layer.scratch_bytes(index_t{}) } -> std::same_as<index_t>;
-  layer.forward(ex, weights, x, x, kept);
+  layer.forward(ex, weights, rows, x, kept);
   layer.backward_inner(ex, weights, inner, x, kept, memory);
   layer.backward_weights(ex, gradients, inner, x, x, kept, true);
-  layer.backward_input(ex, weights, x, inner);
-  layer.backward(ex, weights, gradients, x, x, x, kept, memory, true);
+  layer.backward_input(ex, weights, rows, inner);
+  layer.backward(ex, weights, gradients, rows, x, x, kept, memory, true);
 };
 
 namespace detail {
@@ -60,7 +62,7 @@ struct whole_feed_forward {
   }
 
   void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients,
-                view<T, 2, memory> d_in, view<T const, 2, memory> d_out, view<T const, 2, memory> in,
+                residual_rows<memory> d_in, view<T const, 2, memory> d_out, view<T const, 2, memory> in,
                 auto const& kept, arena<memory>& activations, bool accumulate) const {
     arena_scope const scope(activations);
     auto const inner = layer().take_inner(activations, in.extent(0));
@@ -118,7 +120,7 @@ public:
   }
   index_t inner_scratch_bytes(index_t) const { return 0; }
 
-  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+  void forward(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> out, matrix_in in,
                pieces const& kept) const {
     ops::linear(ex, kept.activated, in, up_.matrix<memory>(weights), up_bias_.vector<memory>(weights),
                 {.activation = ops::activation::gelu_tanh, .pre_activation = kept.before});
@@ -147,7 +149,7 @@ public:
         inner.before, in, up_.matrix<memory>(no_weights), {.accumulate = accumulate});
   }
 
-  void backward_input(Ex& ex, memory_span<T const, memory> weights, matrix d_in,
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> d_in,
                       inner_gradients const& inner) const {
     ops::matmul(ex, d_in, inner.before, up_.matrix<memory>(weights));
   }
@@ -200,10 +202,9 @@ public:
     return arena<memory>::template bytes_for<T>(tokens * down_.columns);
   }
 
-  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+  void forward(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> out, matrix_in in,
                pieces const& kept) const {
-    ops::linear(ex, kept.gate_up, in, gate_up_.matrix<memory>(weights), {});
-    ops::swiglu(ex, kept.activated, kept.gate_up);
+    ops::linear_swiglu(ex, kept.activated, kept.gate_up, in, gate_up_.matrix<memory>(weights));
     if (out.data() != nullptr) ops::linear(ex, out, kept.activated, down_.matrix<memory>(weights), {});
   }
 
@@ -225,7 +226,7 @@ public:
                          gate_up_.matrix<memory>(no_weights), {.accumulate = accumulate});
   }
 
-  void backward_input(Ex& ex, memory_span<T const, memory> weights, matrix d_in,
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> d_in,
                       inner_gradients const& inner) const {
     ops::matmul(ex, d_in, inner.gate_up, gate_up_.matrix<memory>(weights));
   }

@@ -22,11 +22,11 @@ namespace tessera::inline TESSERA_ABI::nn {
 
 namespace detail {
 
-template <class Norm, class Matrix>
+template <class Norm, class Rows>
 struct head_pieces {
-  Matrix in; ///< Kept by the unit before.
+  Rows in; ///< Kept by the unit before.
   typename Norm::statistics norm;
-  Matrix d_normed;
+  Rows d_normed;
 };
 
 } // namespace detail
@@ -34,11 +34,12 @@ struct head_pieces {
 template <exec::space Ex, storage_scalar T, storage_scalar G, norm_layer<Ex, T, G> Norm,
           rank_group<Ex> Group = one_rank>
 class head final
-    : public detail::described_unit<Ex, T, G, detail::head_pieces<Norm, view<T, 2, typename Ex::memory>>> {
+    : public detail::described_unit<Ex, T, G, detail::head_pieces<Norm, residual_rows<typename Ex::memory>>> {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
-  using pieces = detail::head_pieces<Norm, matrix>;
+  using rows = residual_rows<memory>;
+  using pieces = detail::head_pieces<Norm, rows>;
   using typename unit<Ex, T, G>::blocks;
 
   /// Of a model of a valid config. Where its head is tied, whoever runs it lends the block of the unit
@@ -113,7 +114,8 @@ private:
   static constexpr bool merges = !std::same_as<merge, ops::whole_vocabulary>;
 
   struct scratch {
-    matrix normed, d_normed;           ///< All rows.
+    matrix normed; ///< All rows, like the next.
+    rows d_normed;
     view<double, 1, memory> uncounted; ///< Where a loss goes that the first rank counts.
   };
 
@@ -128,16 +130,17 @@ private:
   pieces take(Source& source, index_t rows) const {
     pieces taken;
     taken.norm = norm_.take(source, rows);
-    taken.d_normed = source.template take<T, 2>({rows, config_.width});
+    taken.d_normed = source.template take<residual_scalar, 2>({rows, config_.width});
     return taken;
   }
   /// The gradient's rows are `local` where all of them are here.
   template <detail::piece_source<memory> Source>
-  scratch take_scratch(Source& source, index_t tokens, matrix local) const {
-    auto const row = [&] { return source.template take<T, 2>({tokens, config_.width}); };
+  scratch take_scratch(Source& source, index_t tokens, rows local) const {
     scratch taken;
-    taken.normed = row();
-    taken.d_normed = group_.sequence_parallel() ? row() : local;
+    taken.normed = source.template take<T, 2>({tokens, config_.width});
+    taken.d_normed = local;
+    if (group_.sequence_parallel())
+      taken.d_normed = source.template take<residual_scalar, 2>({tokens, config_.width});
     if (!counts()) taken.uncounted = source.template take<double, 1>({2});
     return taken;
   }
@@ -148,7 +151,7 @@ private:
 
   void add_loss(Ex& ex, blocks const& lent, matrix normed, scratch const& all, stream<Ex, T>& s,
                 arena<memory>& activations, pass const& p) const {
-    ops::linear_cross_entropy_gradients<T, G, memory> gradients;
+    ops::linear_cross_entropy_gradients<residual_scalar, G, memory> gradients;
     ops::linear_cross_entropy_options<memory> options;
     if (p.training) {
       gradients = {all.d_normed, vocabulary_.matrix<memory>(tied() ? lent.tied_gradients : lent.gradients)};
@@ -178,7 +181,7 @@ private:
   }
 
   /// The hidden row of each sample's last token.
-  static matrix last_tokens(stream<Ex, T> const& s) {
+  static rows last_tokens(stream<Ex, T> const& s) {
     auto const shape = s.shape();
     auto const width = s.hidden.extent(1);
     return {s.hidden.data() + (shape.sequence_length - 1) * width,

@@ -47,7 +47,7 @@ public:
   /// Activation bytes that a micro-batch needs at most at one time. Training keeps what all units before the
   /// running one left for their backward; evaluation only what flows.
   index_t planned_bytes(batch_shape shape, bool training = true) const {
-    auto const flowing = arena<memory>::template bytes_for<T>(shape.tokens() * config_.width);
+    auto const flowing = arena<memory>::template bytes_for<residual_scalar>(shape.tokens() * config_.width);
     index_t kept = flowing, peak = kept; // the gradient that flows back, or the hidden state alone
     for (auto const& u : units_) {
       auto const own = u->kept_bytes(shape);
@@ -87,7 +87,7 @@ public:
     p.training = true;
     arena_scope const scope(activations_);
     auto s = begin(tokens, targets, true, where);
-    s.gradient = activations_.template take<T, 2>({s.shape().tokens(), config_.width});
+    s.gradient = activations_.template take<residual_scalar, 2>({s.shape().tokens(), config_.width});
     for (std::size_t i = 0; i < units_.size(); ++i) {
       starts_[i] = activations_.mark();
       units_[i]->forward(ex, store_.lend(i), s, activations_, p);

@@ -1,5 +1,6 @@
 /// The norms of transformer blocks as layers: each adds its parameters to a unit's map, and runs forward and
-/// backward over the unit's block. Both take the residual sum before them into the same pass over memory.
+/// backward over the unit's block, from the residual stream to the operand of a product. Both take the
+/// residual sum before them into the same pass over memory.
 ///
 ///     layer_norm<Ex, T, G> norm(map, "ln_f", width, 1e-5f);
 ///     auto statistics = norm.take(arena, rows);
@@ -10,6 +11,7 @@
 #include <tessera/nn/detail/parameter_views.hpp>
 #include <tessera/nn/detail/pieces.hpp>
 #include <tessera/nn/tensor_part.hpp>
+#include <tessera/nn/unit.hpp>
 #include <tessera/ops/layer_norm.hpp>
 #include <tessera/ops/rms_norm.hpp>
 
@@ -26,11 +28,11 @@ struct backward_options {
 template <class N, class Ex, class T, class G>
 concept norm_layer = requires(N const& norm, Ex& ex, memory_span<T const, typename Ex::memory> weights,
                               memory_span<G, typename Ex::memory> gradients,
-                              view<T, 2, typename Ex::memory> x, arena<typename Ex::memory>& memory,
-                              typename N::statistics statistics) {
+                              view<T, 2, typename Ex::memory> out, residual_rows<typename Ex::memory> x,
+                              arena<typename Ex::memory>& memory, typename N::statistics statistics) {
   { norm.take(memory, index_t{}) } -> std::same_as<typename N::statistics>;
-  norm.forward(ex, weights, x, x, statistics);
-  norm.forward_sum(ex, weights, x, x, x, x, statistics);
+  norm.forward(ex, weights, out, x, statistics);
+  norm.forward_sum(ex, weights, out, x, x, x, statistics);
   norm.backward(ex, weights, gradients, x, x, x, statistics, backward_options{});
 };
 
@@ -40,7 +42,8 @@ class layer_norm {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
-  using matrix_in = view<T const, 2, memory>;
+  using rows = residual_rows<memory>;
+  using rows_in = view<residual_scalar const, 2, memory>;
 
   struct statistics {
     view<float, 1, memory> mean, reciprocal_deviation;
@@ -61,20 +64,19 @@ public:
     return {source.template take<float, 1>({rows}), source.template take<float, 1>({rows})};
   }
 
-  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
-               statistics kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, rows_in in, statistics kept) const {
     ops::layer_norm(ex, out, kept.mean, kept.reciprocal_deviation, in, gain_.vector<memory>(weights),
                     bias_.vector<memory>(weights), options_);
   }
 
-  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix sum, matrix_in a,
-                   matrix_in b, statistics kept) const {
+  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, rows sum, rows_in a, rows_in b,
+                   statistics kept) const {
     ops::residual_layer_norm(ex, out, sum, kept.mean, kept.reciprocal_deviation, a, b,
                              gain_.vector<memory>(weights), bias_.vector<memory>(weights), options_);
   }
 
-  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
-                matrix_in d_out, matrix_in in, statistics kept, backward_options options) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, rows d_in,
+                rows_in d_out, rows_in in, statistics kept, backward_options options) const {
     ops::layer_norm_backward(
         ex, d_in, gain_.vector<memory>(gradients), bias_.vector<memory>(gradients), d_out, in, kept.mean,
         kept.reciprocal_deviation, gain_.vector<memory>(weights),
@@ -92,7 +94,8 @@ class rms_norm {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
-  using matrix_in = view<T const, 2, memory>;
+  using rows = residual_rows<memory>;
+  using rows_in = view<residual_scalar const, 2, memory>;
 
   struct statistics {
     view<float, 1, memory> reciprocal_deviation;
@@ -111,19 +114,18 @@ public:
     return {source.template take<float, 1>({rows})};
   }
 
-  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
-               statistics kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, rows_in in, statistics kept) const {
     ops::rms_norm(ex, out, kept.reciprocal_deviation, in, gain_.vector<memory>(weights), options_);
   }
 
-  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix sum, matrix_in a,
-                   matrix_in b, statistics kept) const {
+  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, rows sum, rows_in a, rows_in b,
+                   statistics kept) const {
     ops::residual_rms_norm(ex, out, sum, kept.reciprocal_deviation, a, b, gain_.vector<memory>(weights),
                            options_);
   }
 
-  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
-                matrix_in d_out, matrix_in in, statistics kept, backward_options options) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, rows d_in,
+                rows_in d_out, rows_in in, statistics kept, backward_options options) const {
     ops::rms_norm_backward(ex, d_in, gain_.vector<memory>(gradients), d_out, in, kept.reciprocal_deviation,
                            gain_.vector<memory>(weights),
                            {.accumulate = options.accumulate, .accumulate_input = options.accumulate_input});

@@ -78,9 +78,10 @@ public:
   }
 
   /// out = the projected attention of in[tokens, width]; an empty `out` is left out, and it may be the memory
-  /// of `in`. With a cache in `s`, keys and values are appended to it and attention sees all that it holds.
-  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in, pieces const& kept,
-               stream<Ex, T> const& s, arena<memory>& activations) const {
+  /// of `in` where T is the residual stream's type. With a cache in `s`, keys and values are appended to it
+  /// and attention sees all that it holds.
+  void forward(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> out, matrix_in in,
+               pieces const& kept, stream<Ex, T> const& s, arena<memory>& activations) const {
     auto const shape = s.shape();
     ops::linear(ex, kept.packed, in, in_.matrix<memory>(weights), in_bias_.vector<memory>(weights));
     rotate(ex, kept.packed, shape, s.first_position, false);
@@ -125,15 +126,15 @@ public:
                          in_.matrix<memory>(no_weights), {.accumulate = accumulate});
   }
 
-  void backward_input(Ex& ex, memory_span<T const, memory> weights, matrix d_in,
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> d_in,
                       inner_gradients const& inner) const {
     ops::matmul(ex, d_in, inner.packed, in_.matrix<memory>(weights));
   }
 
   /// d_in = the gradient of `in`, given that of the output.
-  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
-                matrix_in d_out, matrix_in in, pieces const& kept, batch_shape shape,
-                arena<memory>& activations, bool accumulate) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients,
+                residual_rows<memory> d_in, matrix_in d_out, matrix_in in, pieces const& kept,
+                batch_shape shape, arena<memory>& activations, bool accumulate) const {
     arena_scope const scope(activations);
     auto const inner = take_inner(activations, shape);
     backward_inner(ex, weights, inner, d_out, kept, shape, activations);

@@ -37,7 +37,7 @@ struct branch_gradients {
   Inner inner;
 };
 
-template <class Norm, class Attention, class FeedForward, class Matrix>
+template <class Norm, class Attention, class FeedForward, class Matrix, class Rows>
 struct block_pieces {
   struct attention_half {
     typename Norm::statistics norm;
@@ -45,14 +45,14 @@ struct block_pieces {
     typename Attention::pieces attention;
   };
   struct feed_forward_half {
-    Matrix middle;
+    Rows middle;
     typename Norm::statistics norm;
     Matrix normed;
     typename FeedForward::pieces feed_forward;
   };
 
-  Matrix in; ///< Kept by the unit before.
-  Matrix out;
+  Rows in; ///< Kept by the unit before.
+  Rows out;
   attention_half first;
   feed_forward_half second;
   // From a backward's part `input` to its part `weights`.
@@ -80,13 +80,15 @@ struct block_names {
 template <exec::space Ex, storage_scalar T, storage_scalar G, norm_layer<Ex, T, G> Norm,
           feed_forward_layer<Ex, T, G> FeedForward, rank_group<Ex> Group = one_rank>
 class transformer_block final
-    : public detail::described_unit<Ex, T, G,
-                                    detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward,
-                                                         view<T, 2, typename Ex::memory>>> {
+    : public detail::described_unit<
+          Ex, T, G,
+          detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward,
+                               view<T, 2, typename Ex::memory>, residual_rows<typename Ex::memory>>> {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
-  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, matrix>;
+  using rows = residual_rows<memory>;
+  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, matrix, rows>;
   using typename unit<Ex, T, G>::blocks;
 
   /// Block number `layer` of a model of a valid config. Throws config_error (E-nn-024) for heads that the
@@ -111,19 +113,20 @@ public:
     });
   }
   index_t scratch_bytes(batch_shape shape) const override {
-    auto const row = arena<memory>::template bytes_for<T>(tokens_of(shape) * width_);
     auto const bytes_of = [](auto&& take) { return detail::planned_bytes<memory>(take); };
     auto const again = bytes_of([&](auto& plan) {
       pieces taken;
       take_again(plan, shape, taken);
     });
-    auto const gathered = group_.sequence_parallel() ? row : 0;
+    auto const room = bytes_of([&](auto& plan) { take_room(plan, shape); });
+    auto const gathered =
+        group_.sequence_parallel() ? arena<memory>::template bytes_for<T>(tokens_of(shape) * width_) : 0;
     auto const attention = bytes_of([&](auto& plan) { attention_.take_inner(plan, shape); }) +
                            (std::max)(gathered, attention_.inner_scratch_bytes(shape));
     auto const feed_forward =
         bytes_of([&](auto& plan) { feed_forward_.take_inner(plan, tokens_of(shape)); }) +
         (std::max)(gathered, feed_forward_.inner_scratch_bytes(tokens_of(shape)));
-    return again + row + (std::max)({attention, feed_forward, attention_.forward_scratch_bytes(shape)});
+    return again + room + (std::max)({attention, feed_forward, attention_.forward_scratch_bytes(shape)});
   }
 
   index_t cache_width() const override { return attention_.cache_width(); }
@@ -143,14 +146,15 @@ public:
       take_again(activations, s.shape(), now);
       if (!p.training) take_kept(activations, s.shape(), now);
       auto const room = take_room(activations, s.shape());
-      attend(ex, lent, room, room, now, s, activations);
-      join(ex, lent, room, now, s, p);
-      feed(ex, lent, room, room, now);
-      group_.reduce(ex, rows_of(room), room);
+      attend(ex, lent, room.sums, room, now, s, activations);
+      join(ex, lent, room.sums, now, s, p);
+      feed(ex, lent, room.sums, room, now);
+      auto const branch = rows_of(room.sums);
+      group_.reduce(ex, branch, room.sums);
       if (drops(p))
-        ops::dropout_add(ex, now.out, now.second.middle, rows_of(room), dropout_of(1, s, p));
+        ops::dropout_add(ex, now.out, now.second.middle, branch, dropout_of(1, s, p));
       else
-        ops::add(ex, detail::flat(now.out), detail::flat(now.second.middle), detail::flat(rows_of(room)));
+        ops::add(ex, detail::flat(now.out), detail::flat(now.second.middle), detail::flat(branch));
     }
     s.hidden = now.out;
     if (p.training)
@@ -184,6 +188,13 @@ public:
   }
 
 private:
+  /// Memory for all rows of this rank's tokens, of which one use follows the other: sums of products, and
+  /// operands, which are the same memory where T is the residual stream's type.
+  struct working_rows {
+    rows sums;
+    matrix operands;
+  };
+
   transformer_block(transformer_config const& config, index_t layer, Group const& group,
                     detail::block_names const& names)
       : detail::described_unit<Ex, T, G, pieces>("block." + std::to_string(layer)), group_(group),
@@ -195,15 +206,15 @@ private:
 
   // Forward.
 
-  /// out = attention(norm(in)), this rank's summand; without `out`, the pieces only. `room` holds all rows.
-  void attend(Ex& ex, blocks const& lent, matrix out, matrix room, pieces const& now, stream<Ex, T> const& s,
-              arena<memory>& activations) const {
+  /// out = attention(norm(in)), this rank's summand; without `out`, the pieces only.
+  void attend(Ex& ex, blocks const& lent, rows out, working_rows room, pieces const& now,
+              stream<Ex, T> const& s, arena<memory>& activations) const {
     norm_1_.forward(ex, lent.weights, now.first.normed, now.in, now.first.norm);
-    attention_.forward(ex, lent.weights, out, group_.gather(ex, room, now.first.normed), now.first.attention,
-                       s, activations);
+    attention_.forward(ex, lent.weights, out, group_.gather(ex, room.operands, now.first.normed),
+                       now.first.attention, s, activations);
   }
   /// middle = in + dropout(the sum of all `summand`), and its norm.
-  void join(Ex& ex, blocks const& lent, matrix summand, pieces const& now, stream<Ex, T> const& s,
+  void join(Ex& ex, blocks const& lent, rows summand, pieces const& now, stream<Ex, T> const& s,
             pass const& p) const {
     auto const branch = rows_of(summand);
     auto const& to = now.second;
@@ -215,48 +226,49 @@ private:
       norm_2_.forward_sum(ex, lent.weights, to.normed, to.middle, now.in, branch, to.norm);
     }
   }
-  void feed(Ex& ex, blocks const& lent, matrix out, matrix room, pieces const& now) const {
-    feed_forward_.forward(ex, lent.weights, out, group_.gather(ex, room, now.second.normed),
+  void feed(Ex& ex, blocks const& lent, rows out, working_rows room, pieces const& now) const {
+    feed_forward_.forward(ex, lent.weights, out, group_.gather(ex, room.operands, now.second.normed),
                           now.second.feed_forward);
   }
-  void run_again(Ex& ex, blocks const& lent, matrix room, pieces const& now, stream<Ex, T> const& s,
+  void run_again(Ex& ex, blocks const& lent, working_rows room, pieces const& now, stream<Ex, T> const& s,
                  arena<memory>& activations, pass const& p) const {
     if (recompute_ == recomputation::none) return;
     auto const whole = recompute_ == recomputation::unit;
-    attend(ex, lent, whole ? room : matrix(), room, now, s, activations);
+    attend(ex, lent, whole ? room.sums : rows(), room, now, s, activations);
     if (!whole) return;
-    join(ex, lent, room, now, s, p);
+    join(ex, lent, room.sums, now, s, p);
     feed(ex, lent, {}, room, now);
   }
 
-  // Backward. Each branch leaves the gradient of its norm's output in `room`, and adds that of its input to
-  // s.gradient.
+  // Backward. Each branch leaves the gradient of its norm's output in room.sums, and adds that of its input
+  // to s.gradient.
 
-  void feed_forward_backward(Ex& ex, blocks const& lent, matrix room, pieces& now, stream<Ex, T> const& s,
-                             arena<memory>& activations, pass const& p, bool later) const {
+  void feed_forward_backward(Ex& ex, blocks const& lent, working_rows room, pieces& now,
+                             stream<Ex, T> const& s, arena<memory>& activations, pass const& p,
+                             bool later) const {
     arena_scope const scope(activations);
     auto& d = now.d_second;
-    if (!later) d = {room, feed_forward_.take_inner(activations, room.extent(0))};
+    if (!later) d = {room.operands, feed_forward_.take_inner(activations, room.operands.extent(0))};
     d.d_out = gradient_of_branch(ex, d.d_out, later, 1, s, p);
     feed_forward_.backward_inner(ex, lent.weights, d.inner, d.d_out, now.second.feed_forward, activations);
     if (!later) feed_forward_weights(ex, lent, d, now, activations, p);
-    feed_forward_.backward_input(ex, lent.weights, room, d.inner);
-    group_.reduce(ex, rows_of(room), room);
-    norm_2_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room), now.second.middle,
+    feed_forward_.backward_input(ex, lent.weights, room.sums, d.inner);
+    group_.reduce(ex, rows_of(room.sums), room.sums);
+    norm_2_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room.sums), now.second.middle,
                      now.second.norm, {.accumulate = p.accumulate, .accumulate_input = true});
   }
-  void attention_backward(Ex& ex, blocks const& lent, matrix room, pieces& now, stream<Ex, T> const& s,
+  void attention_backward(Ex& ex, blocks const& lent, working_rows room, pieces& now, stream<Ex, T> const& s,
                           arena<memory>& activations, pass const& p, bool later) const {
     arena_scope const scope(activations);
     auto& d = now.d_first;
-    if (!later) d = {room, attention_.take_inner(activations, s.shape())};
+    if (!later) d = {room.operands, attention_.take_inner(activations, s.shape())};
     d.d_out = gradient_of_branch(ex, d.d_out, later, 0, s, p);
     attention_.backward_inner(ex, lent.weights, d.inner, d.d_out, now.first.attention, s.shape(),
                               activations);
     if (!later) attention_weights(ex, lent, d, now, activations, p);
-    attention_.backward_input(ex, lent.weights, room, d.inner);
-    group_.reduce(ex, rows_of(room), room);
-    norm_1_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room), now.in, now.first.norm,
+    attention_.backward_input(ex, lent.weights, room.sums, d.inner);
+    group_.reduce(ex, rows_of(room.sums), room.sums);
+    norm_1_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room.sums), now.in, now.first.norm,
                      {.accumulate = p.accumulate, .accumulate_input = true});
   }
 
@@ -281,17 +293,18 @@ private:
     return group_.gather(ex, room, local);
   }
 
-  /// The gradient of a branch's output, all rows: s.gradient behind the branch's dropout. In `room` where it
-  /// is not s.gradient itself, and always where it must stay longer than that.
+  /// The gradient of a branch's output, all rows, as products read it: s.gradient behind the branch's
+  /// dropout. In `room` where it is not s.gradient itself, and always where it must stay longer than that.
   matrix gradient_of_branch(Ex& ex, matrix room, bool stays, index_t branch, stream<Ex, T> const& s,
                             pass const& p) const {
     auto const mine = rows_of(room);
-    if (drops(p))
+    if (drops(p)) {
       ops::dropout(ex, mine, s.gradient, dropout_of(branch, s, p));
-    else if (stays)
+    } else {
+      if constexpr (std::same_as<T, residual_scalar>)
+        if (!stays) return group_.gather(ex, room, s.gradient);
       ops::cast(ex, detail::flat(mine), detail::flat(s.gradient));
-    else
-      return group_.gather(ex, room, s.gradient);
+    }
     return group_.gather(ex, room, mine);
   }
 
@@ -300,33 +313,42 @@ private:
   index_t tokens_of(batch_shape shape) const {
     return shape.batch * group_.local_sequence(shape.sequence_length);
   }
-  matrix rows_of(matrix all) const {
+  template <class U>
+  view<U, 2, memory> rows_of(view<U, 2, memory> all) const {
     auto const mine = group_.rows(all.extent(0));
     return all.slice(0, mine.begin, mine.end);
   }
   /// All rows of this rank's tokens.
-  template <detail::piece_source<memory> Source>
-  matrix take_room(Source& source, batch_shape shape) const {
-    return source.template take<T, 2>({tokens_of(shape), width_});
+  template <storage_scalar U, detail::piece_source<memory> Source>
+  view<U, 2, memory> take_all(Source& source, batch_shape shape) const {
+    return source.template take<U, 2>({tokens_of(shape), width_});
   }
   template <detail::piece_source<memory> Source>
-  matrix take_rows(Source& source, batch_shape shape) const {
-    return source.template take<T, 2>({group_.rows(tokens_of(shape)).size(), width_});
+  working_rows take_room(Source& source, batch_shape shape) const {
+    auto const sums = take_all<residual_scalar>(source, shape);
+    if constexpr (std::same_as<T, residual_scalar>)
+      return {sums, sums};
+    else
+      return {sums, take_all<T>(source, shape)};
+  }
+  template <storage_scalar U, detail::piece_source<memory> Source>
+  view<U, 2, memory> take_rows(Source& source, batch_shape shape) const {
+    return source.template take<U, 2>({group_.rows(tokens_of(shape)).size(), width_});
   }
   template <detail::piece_source<memory> Source>
   void take_out(Source& source, batch_shape shape, pieces& to) const {
-    to.out = take_rows(source, shape);
+    to.out = take_rows<residual_scalar>(source, shape);
   }
   template <detail::piece_source<memory> Source>
   void take_first(Source& source, batch_shape shape, pieces& to) const {
-    to.first.normed = take_rows(source, shape);
+    to.first.normed = take_rows<T>(source, shape);
     to.first.norm = norm_1_.take(source, to.first.normed.extent(0));
     to.first.attention = attention_.take(source, shape);
   }
   template <detail::piece_source<memory> Source>
   void take_second(Source& source, batch_shape shape, pieces& to) const {
-    to.second.middle = take_rows(source, shape);
-    to.second.normed = take_rows(source, shape);
+    to.second.middle = take_rows<residual_scalar>(source, shape);
+    to.second.normed = take_rows<T>(source, shape);
     to.second.norm = norm_2_.take(source, to.second.normed.extent(0));
     to.second.feed_forward = feed_forward_.take(source, tokens_of(shape));
   }
@@ -343,8 +365,8 @@ private:
   }
   template <detail::piece_source<memory> Source>
   void take_for_weights(Source& source, batch_shape shape, pieces& to) const {
-    to.d_first = {take_room(source, shape), attention_.take_inner(source, shape)};
-    to.d_second = {take_room(source, shape), feed_forward_.take_inner(source, tokens_of(shape))};
+    to.d_first = {take_all<T>(source, shape), attention_.take_inner(source, shape)};
+    to.d_second = {take_all<T>(source, shape), feed_forward_.take_inner(source, tokens_of(shape))};
   }
 
   bool drops(pass const& p) const noexcept { return p.training && dropout_ > 0; }

@@ -70,6 +70,13 @@ struct pass {
   backward_part part = backward_part::both; ///< Of the backward; a forward does not read it.
 };
 
+/// How the residual stream and its gradient are stored, whatever T is. Every layer adds to them, and 16 bits
+/// would round each sum; T is what matrix products read, and what of them is kept for a backward.
+using residual_scalar = float;
+
+template <memory_space Memory>
+using residual_rows = view<residual_scalar, 2, Memory>;
+
 /// What flows between units.
 template <exec::space Ex, storage_scalar T>
 struct stream {
@@ -77,11 +84,12 @@ struct stream {
 
   view<std::int32_t const, 2, memory> tokens = {};  ///< [batch, tokens of a sample that are here]
   view<std::int32_t const, 2, memory> targets = {}; ///< The same; `ops::ignore_index` predicts nothing.
-  index_t whole_length = 0;       ///< Tokens of a whole sample where other ranks hold some; 0: all are here.
-  view<T, 2, memory> hidden = {}; ///< [rows, width]; forward replaces it by the unit's output. Rows are the
-                                  ///< tokens, under sequence parallelism this tensor rank's part of them.
-  view<T, 2, memory> gradient = {}; ///< [rows, width]; backward turns the gradient of the unit's
-                                    ///< output into that of its input, in place.
+  index_t whole_length = 0; ///< Tokens of a whole sample where other ranks hold some; 0: all are here.
+  /// [rows, width]; forward replaces it by the unit's output. Rows are the tokens, under sequence parallelism
+  /// this tensor rank's part of them.
+  residual_rows<memory> hidden = {};
+  /// [rows, width]; backward turns the gradient of the unit's output into that of its input, in place.
+  residual_rows<memory> gradient = {};
   /// {sum, count}: the head's forward adds to them where the space runs, and nobody waits. Empty: it waits,
   /// and adds to `loss`. Of tensor ranks, which all have the same loss, the first alone adds.
   view<double, 1, memory> totals = {};
@@ -98,7 +106,7 @@ struct stream {
   }
 };
 
-/// One step of the model. T is the storage type of weights and activations, G that of gradients.
+/// One step of the model. T is the storage type of weights and activations, G that of the weights' gradients.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
 class unit {
 public:

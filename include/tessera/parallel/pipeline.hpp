@@ -51,7 +51,7 @@ template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_sca
 class pipeline {
 public:
   using memory = typename Ex::memory;
-  using matrix = view<T, 2, memory>;
+  using rows = nn::residual_rows<memory>;
   using micro_batch_type = pipeline_micro_batch<Ex>;
 
   /// Called by all ranks of `stages`, whose rank is the stage, with the same plan. `units` are this stage's,
@@ -164,7 +164,7 @@ public:
   /// Activation memory of this stage: slots, scratch, and the buffers of messages.
   index_t planned_bytes() const {
     return runner_.plan(options_.largest).bytes(needs_.slots) +
-           (needs_.inputs + needs_.gradients) * room() * static_cast<index_t>(sizeof(T));
+           (needs_.inputs + needs_.gradients) * room() * static_cast<index_t>(sizeof(nn::residual_scalar));
   }
 
 private:
@@ -232,7 +232,9 @@ private:
             .totals = {totals_.data() + 2 * number, {2}}};
   }
   index_t rows_of(micro_batch_type const& b) { return runner_.rows_of(stream_of(b, 0).shape()); }
-  matrix matrix_in(T* data, micro_batch_type const& b) { return {data, {rows_of(b), options_.width}}; }
+  rows rows_in(nn::residual_scalar* data, micro_batch_type const& b) {
+    return {data, {rows_of(b), options_.width}};
+  }
   index_t elements_of(micro_batch_type const& b) { return rows_of(b) * options_.width; }
 
   /// The unit whose weights are lent first after action `i` of the list.
@@ -297,9 +299,9 @@ private:
     slot.input = plan_.has_before(stage_, a.chunk) ? activations_.take_kept(a) : -1;
     p.first_sample = b.first_sample;
     runner_.start(number, {static_cast<std::size_t>(a.chunk), a.micro_batch}, stream_of(b, a.micro_batch), p);
-    auto const input = slot.input >= 0 ? matrix_in(activations_.data_of(slot.input), b)
+    auto const input = slot.input >= 0 ? rows_in(activations_.data_of(slot.input), b)
                        : a.chunk > 0   ? runner_.output(slot_of({a.kind, a.micro_batch, a.chunk - 1}))
-                                       : matrix{};
+                                       : rows{};
     runner_.forward(ex, lender, number, input, unit_after(i));
   }
 
@@ -309,7 +311,7 @@ private:
     slots_[static_cast<std::size_t>(slot_of(a))].output.wait(); // its gradient is here: it has long arrived
     bool const ends_model = plan_.part_of(stage_, a.chunk) + 1 == plan_.parts();
     auto const buffer = ends_model ? gradients_.take_buffer() : gradients_.take_kept(a);
-    runner_.backward(ex, lender, slot_of(a), matrix_in(gradients_.data_of(buffer), b), part, is_last(a),
+    runner_.backward(ex, lender, slot_of(a), rows_in(gradients_.data_of(buffer), b), part, is_last(a),
                      unit_after(i));
     if (plan_.has_before(stage_, a.chunk))
       gradients_.keep(a, buffer); // until it is sent
@@ -333,11 +335,11 @@ private:
       int const number = plan_.shape.stages == 1 ? 0 : narrow<int>((i + chunk) % needs_.slots);
       release(number);
       auto& slot = slots_[static_cast<std::size_t>(number)];
-      matrix input;
+      rows input;
       if (plan_.has_before(stage_, chunk)) {
         layout::action const a{layout::action_kind::receive_activation, 0, chunk};
         slot.input = activations_.receive_now(plan_.peer_of(stage_, a).stage, elements_of(b));
-        input = matrix_in(activations_.data_of(slot.input), b);
+        input = rows_in(activations_.data_of(slot.input), b);
       }
       slot.busy = true;
       runner_.start(number, {part, i}, stream_of(b, 0), p);
@@ -372,7 +374,7 @@ private:
   pipeline_options options_;
   detail::pipeline_needs needs_;
   unit_runner<Ex, T, G, Group> runner_;
-  detail::message_lane<Comm, Ex, T> activations_, gradients_;
+  detail::message_lane<Comm, Ex, nn::residual_scalar> activations_, gradients_;
   tensor<double, 2, memory> totals_; ///< {sum, count} of the loss of each micro-batch.
   std::vector<nn::loss_sum> losses_;
   std::vector<slot_state> slots_;

@@ -51,7 +51,7 @@ template <exec::space Ex, storage_scalar T, storage_scalar G, nn::rank_group<Ex>
 class unit_runner {
 public:
   using memory = typename Ex::memory;
-  using matrix = view<T, 2, memory>;
+  using rows = nn::residual_rows<memory>;
   using units_type = nn::unit_list<Ex, T, G>;
 
   /// Borrows `units`, all of this rank, which it prepares for `slots` micro-batches; `parts` are ranges of
@@ -104,8 +104,9 @@ public:
     }
     // An evaluation sends a micro-batch through all parts in one slot: what flows, and one unit at work.
     for (auto const& u : units_) {
-      auto const all = arena<memory>::template bytes_for<T>(rows_of(shape) * options_.width) +
-                       u->kept_bytes(shape) + u->scratch_bytes(shape);
+      auto const all =
+          arena<memory>::template bytes_for<nn::residual_scalar>(rows_of(shape) * options_.width) +
+          u->kept_bytes(shape) + u->scratch_bytes(shape);
       needed.scratch = (std::max)(needed.scratch, all - needed.slot);
     }
     return needed;
@@ -139,7 +140,7 @@ public:
   /// backward has ended, and is ignored by an embedding. Without training the output may stand in it.
   /// `after`: the unit whose weights will be lent next.
   template <block_lender<Ex, T, G> Lender>
-  void forward(Ex& ex, Lender& lender, int slot, matrix input, std::size_t after = no_unit) {
+  void forward(Ex& ex, Lender& lender, int slot, rows input, std::size_t after = no_unit) {
     auto& mine = at(slot);
     mine.s.hidden = input;
     auto const all = parts_[mine.job.part];
@@ -159,13 +160,13 @@ public:
   /// Sends a micro-batch that is only evaluated on through the next part, from where it is.
   void go_on(int slot, std::size_t part) { at(slot).job.part = part; }
   /// What the forward left.
-  matrix output(int slot) { return at(slot).s.hidden; }
+  rows output(int slot) { return at(slot).s.hidden; }
 
   /// Turns `gradient`, that of the part's output, into that of its input, in place; with the head in the part
   /// it need not hold anything before. `both` and `weights` end the micro-batch's work on each unit. `last`:
   /// with the step's last micro-batch.
   template <block_lender<Ex, T, G> Lender>
-  void backward(Ex& ex, Lender& lender, int slot, matrix gradient, nn::backward_part what, bool last,
+  void backward(Ex& ex, Lender& lender, int slot, rows gradient, nn::backward_part what, bool last,
                 std::size_t after = no_unit) {
     auto& mine = at(slot);
     auto const all = parts_[mine.job.part];
