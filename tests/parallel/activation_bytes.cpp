@@ -37,7 +37,7 @@ bytes measure(shared::axes const& on, nn::recomputation what) {
     std::vector<bf16> weights(count, bf16(0.01f));
     std::vector<float> gradients(count);
     auto const rows = group.rows(shape.tokens()).size();
-    std::vector<bf16> in(static_cast<std::size_t>(rows * config.width), bf16(0.5f)), d(in);
+    std::vector<float> in(static_cast<std::size_t>(rows * config.width), 0.5f), d(in);
     std::vector<std::int32_t> const tokens(static_cast<std::size_t>(shape.tokens()));
     nn::stream<shared::ex_t, bf16> s{.tokens = {tokens.data(), {batch, length}},
                                      .hidden = {in.data(), {rows, config.width}},
@@ -56,20 +56,23 @@ bytes measure(shared::axes const& on, nn::recomputation what) {
 
 } // namespace
 
-TEST_CASE("a block keeps less than the published formulas say, as attention keeps no square of the length") {
+TEST_CASE("a block keeps less than the published formulas say, but for its input, which is in fp32") {
   // s b h in bytes of one byte an element; formulas are for 2-byte activations and 1-byte dropout masks
-  // (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022).
+  // (Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022). Ours is less
+  // as attention keeps no square of the length, and more by the residual stream's fp32.
   auto const sbh = static_cast<double>(batch * length * config.width);
   auto const squares = 5.0 * heads * length / static_cast<double>(config.width);
   std::string table = "\nGPT-2 block, bf16, in units of s b h bytes (s 128, b 2, h 128, a 8):\n"
                       "layout                         published  kept   peak   below\n";
-  auto const row = [&](char const* name, char const* formula, double published, double ours, bytes const& b) {
+  auto const row = [&](char const* name, char const* formula, double published, double ours,
+                       shared::axes const& on, nn::recomputation what) {
+    auto const b = measure(on, what);
     char line[160];
     auto const kept = static_cast<double>(b.kept) / sbh, peak = static_cast<double>(b.peak) / sbh;
     std::snprintf(line, sizeof line, "%-30s %8.2f %6.2f %6.2f %6.1f%%   %s\n", name, published, kept, peak,
                   100 * (1 - kept / published), formula);
     table += line;
-    CHECK(kept <= published * 1.001);
+    if (what != nn::recomputation::unit) CHECK(kept <= published * 1.001);
     CHECK(kept == doctest::Approx(ours).epsilon(0.02)); // norms' statistics and log_sum_exp are the rest
   };
   for (int t : {1, 2, 4}) {
@@ -78,17 +81,16 @@ TEST_CASE("a block keeps less than the published formulas say, as attention keep
     using enum nn::recomputation;
     auto const attention_sums = 4.0 * heads / static_cast<double>(config.width); // floats of log_sum_exp
     if (t == 1) {
-      row("none", "34 + 5as/h", 34 + squares, 32 + attention_sums + 0.1, measure(tensor, none));
-      row("recompute attention", "34", 34, 22, measure(tensor, attention));
-      row("recompute unit", "2", 2, 2, measure(tensor, unit));
+      row("none", "34 + 5as/h", 34 + squares, 36 + attention_sums + 0.1, tensor, none);
+      row("recompute attention", "34", 34, 26, tensor, attention);
+      row("recompute unit", "2", 2, 4, tensor, unit);
     } else {
       row(("tensor" + ranks).c_str(), "10 + 24/t + 5as/(ht)", 10 + 24.0 / t + squares / t,
-          8 + (24 + attention_sums) / t + 0.1, measure(tensor, none));
+          12 + (24 + attention_sums) / t + 0.1, tensor, none);
       row(("tensor, sequence" + ranks).c_str(), "(34 + 5as/h)/t", (34 + squares) / t,
-          (32 + attention_sums + 0.1) / t, measure(rows, none));
-      row(("the same, attention again" + ranks).c_str(), "34/t", 34.0 / t, 22.0 / t,
-          measure(rows, attention));
-      row(("the same, unit again" + ranks).c_str(), "2/t", 2.0 / t, 2.0 / t, measure(rows, unit));
+          (36 + attention_sums + 0.1) / t, rows, none);
+      row(("the same, attention again" + ranks).c_str(), "34/t", 34.0 / t, 26.0 / t, rows, attention);
+      row(("the same, unit again" + ranks).c_str(), "2/t", 2.0 / t, 4.0 / t, rows, unit);
     }
   }
   MESSAGE(table);

@@ -49,7 +49,7 @@ public:
       bytes += u->kept_bytes(shape) + u->scratch_bytes(shape);
     }
     width_ = config.width;
-    memory_ = arena<>(bytes + arena<>::bytes_for<T>(shape.tokens() * width_));
+    memory_ = arena<>(bytes + arena<>::bytes_for<nn::residual_scalar>(shape.tokens() * width_));
     state_.start_from(ex_, [&](std::size_t u, layout::range part, std::span<float> out) {
       nn::initialise(ex_, units_[u]->parameters(), part, out, 5);
     });
@@ -59,7 +59,7 @@ public:
     arena_scope const scope(memory_);
     nn::stream<host, T> s{.tokens = all.token_view(samples.begin, samples.end),
                           .targets = all.target_view(samples.begin, samples.end)};
-    s.gradient = memory_.take<T, 2>({s.shape().tokens(), width_});
+    s.gradient = memory_.take<nn::residual_scalar, 2>({s.shape().tokens(), width_});
     nn::pass const p{.seed = 9,
                      .step = static_cast<std::uint64_t>(step),
                      .first_sample = samples.begin,

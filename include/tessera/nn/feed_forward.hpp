@@ -24,8 +24,8 @@
 namespace tessera::inline TESSERA_ABI::nn {
 
 /// A feed-forward part. Semantics:
-/// - `forward` fills `out` and the pieces that a backward reads; an empty `out` is left out. `out` may be the
-///   memory of `in` where T is the residual stream's type.
+/// - `forward` fills `out` and the pieces that a backward reads; an empty `out` is left out. `out` is stored
+///   as the residual stream or, where ranks exchange summands, as T, and may then be the memory of `in`.
 /// - A backward goes in three steps, of which the last two may come in either order, or a part of them later:
 ///   `backward_inner` fills `inner` from d_out; `backward_weights` makes the parameters' gradients of both;
 ///   `backward_input` makes d_in of `inner`. `backward` is all three.
@@ -42,9 +42,11 @@ concept feed_forward_layer = requires(F const& layer, Ex& ex,
   { layer.inner_scratch_bytes(index_t{}) } -> std::same_as<index_t>;
   { layer.scratch_bytes(index_t{}) } -> std::same_as<index_t>;
   layer.forward(ex, weights, rows, x, kept);
+  layer.forward(ex, weights, x, x, kept);
   layer.backward_inner(ex, weights, inner, x, kept, memory);
   layer.backward_weights(ex, gradients, inner, x, x, kept, true);
   layer.backward_input(ex, weights, rows, inner);
+  layer.backward_input(ex, weights, x, inner);
   layer.backward(ex, weights, gradients, rows, x, x, kept, memory, true);
 };
 
@@ -120,7 +122,8 @@ public:
   }
   index_t inner_scratch_bytes(index_t) const { return 0; }
 
-  void forward(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> out, matrix_in in,
+  template <storage_scalar Out>
+  void forward(Ex& ex, memory_span<T const, memory> weights, view<Out, 2, memory> out, matrix_in in,
                pieces const& kept) const {
     ops::linear(ex, kept.activated, in, up_.matrix<memory>(weights), up_bias_.vector<memory>(weights),
                 {.activation = ops::activation::gelu_tanh, .pre_activation = kept.before});
@@ -149,7 +152,8 @@ public:
         inner.before, in, up_.matrix<memory>(no_weights), {.accumulate = accumulate});
   }
 
-  void backward_input(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> d_in,
+  template <storage_scalar D>
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, view<D, 2, memory> d_in,
                       inner_gradients const& inner) const {
     ops::matmul(ex, d_in, inner.before, up_.matrix<memory>(weights));
   }
@@ -202,7 +206,8 @@ public:
     return arena<memory>::template bytes_for<T>(tokens * down_.columns);
   }
 
-  void forward(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> out, matrix_in in,
+  template <storage_scalar Out>
+  void forward(Ex& ex, memory_span<T const, memory> weights, view<Out, 2, memory> out, matrix_in in,
                pieces const& kept) const {
     ops::linear_swiglu(ex, kept.activated, kept.gate_up, in, gate_up_.matrix<memory>(weights));
     if (out.data() != nullptr) ops::linear(ex, out, kept.activated, down_.matrix<memory>(weights), {});
@@ -226,7 +231,8 @@ public:
                          gate_up_.matrix<memory>(no_weights), {.accumulate = accumulate});
   }
 
-  void backward_input(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> d_in,
+  template <storage_scalar D>
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, view<D, 2, memory> d_in,
                       inner_gradients const& inner) const {
     ops::matmul(ex, d_in, inner.gate_up, gate_up_.matrix<memory>(weights));
   }

@@ -77,10 +77,11 @@ public:
     return (std::max)(backward, forward_scratch_bytes(shape));
   }
 
-  /// out = the projected attention of in[tokens, width]; an empty `out` is left out, and it may be the memory
-  /// of `in` where T is the residual stream's type. With a cache in `s`, keys and values are appended to it
+  /// out = the projected attention of in[tokens, width]; an empty `out` is left out, and one of type T may
+  /// be the memory of `in`. With a cache in `s`, keys and values are appended to it
   /// and attention sees all that it holds.
-  void forward(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> out, matrix_in in,
+  template <storage_scalar Out>
+  void forward(Ex& ex, memory_span<T const, memory> weights, view<Out, 2, memory> out, matrix_in in,
                pieces const& kept, stream<Ex, T> const& s, arena<memory>& activations) const {
     auto const shape = s.shape();
     ops::linear(ex, kept.packed, in, in_.matrix<memory>(weights), in_bias_.vector<memory>(weights));
@@ -126,7 +127,8 @@ public:
                          in_.matrix<memory>(no_weights), {.accumulate = accumulate});
   }
 
-  void backward_input(Ex& ex, memory_span<T const, memory> weights, residual_rows<memory> d_in,
+  template <storage_scalar D>
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, view<D, 2, memory> d_in,
                       inner_gradients const& inner) const {
     ops::matmul(ex, d_in, inner.packed, in_.matrix<memory>(weights));
   }

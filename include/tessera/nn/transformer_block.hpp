@@ -7,11 +7,12 @@
 /// the pass of the norm that follows it; the backward needs no pass of its own for either sum, since both
 /// norms add their gradient to the one that flows past them.
 ///
-/// Keeps, in elements of T a token: GPT-2 16 width (inner width 4 width), Llama 5 width + 3 inner + packed
-/// queries, keys and values. With attention recomputed what attention made is not among them (GPT-2: 5 width
-/// less); with the unit recomputed the output is all. Of n tensor-parallel ranks each keeps 1/n of what is
-/// as wide as heads or inner width, and with sequence parallelism 1/n of everything: what all ranks need of
-/// the rest is gathered again in the backward.
+/// Keeps, a token: the output and `middle` in fp32, as the residual stream flows, and in elements of T GPT-2
+/// 14 width (inner width 4 width), Llama 3 width + 3 inner + packed queries, keys and values. With attention
+/// recomputed what attention made is not among them (GPT-2: 5 width less); with the unit recomputed the
+/// output is all. Of n tensor-parallel ranks each keeps 1/n of what is as wide as heads or inner width, and
+/// with sequence parallelism 1/n of everything: what all ranks need of the rest is gathered again in the
+/// backward.
 #ifndef TESSERA_NN_TRANSFORMER_BLOCK_HPP
 #define TESSERA_NN_TRANSFORMER_BLOCK_HPP
 
@@ -146,11 +147,8 @@ public:
       take_again(activations, s.shape(), now);
       if (!p.training) take_kept(activations, s.shape(), now);
       auto const room = take_room(activations, s.shape());
-      attend(ex, lent, room.sums, room, now, s, activations);
-      join(ex, lent, room.sums, now, s, p);
-      feed(ex, lent, room.sums, room, now);
-      auto const branch = rows_of(room.sums);
-      group_.reduce(ex, branch, room.sums);
+      attend_and_join(ex, lent, room, now, s, activations, p);
+      auto const branch = sum_over_ranks(ex, room, [&](auto summand) { feed(ex, lent, summand, room, now); });
       if (drops(p))
         ops::dropout_add(ex, now.out, now.second.middle, branch, dropout_of(1, s, p));
       else
@@ -206,19 +204,39 @@ private:
 
   // Forward.
 
+  /// This rank's rows, in room.sums, of the sum of all ranks' summands: `product(out)` writes one. Ranks
+  /// exchange them in T.
+  template <class Product>
+  rows sum_over_ranks(Ex& ex, working_rows room, Product&& product) const {
+    auto const mine = rows_of(room.sums);
+    if constexpr (std::same_as<T, residual_scalar> || std::same_as<Group, one_rank>) {
+      product(room.sums);
+      group_.reduce(ex, mine, room.sums);
+    } else if (group_.tensor_ranks() == 1) {
+      product(room.sums);
+    } else {
+      auto const exchanged = rows_of(room.operands);
+      product(room.operands);
+      group_.reduce(ex, exchanged, room.operands);
+      ops::cast(ex, detail::flat(mine), detail::flat(exchanged));
+    }
+    return mine;
+  }
+
   /// out = attention(norm(in)), this rank's summand; without `out`, the pieces only.
-  void attend(Ex& ex, blocks const& lent, rows out, working_rows room, pieces const& now,
+  template <storage_scalar Out>
+  void attend(Ex& ex, blocks const& lent, view<Out, 2, memory> out, working_rows room, pieces const& now,
               stream<Ex, T> const& s, arena<memory>& activations) const {
     norm_1_.forward(ex, lent.weights, now.first.normed, now.in, now.first.norm);
     attention_.forward(ex, lent.weights, out, group_.gather(ex, room.operands, now.first.normed),
                        now.first.attention, s, activations);
   }
-  /// middle = in + dropout(the sum of all `summand`), and its norm.
-  void join(Ex& ex, blocks const& lent, rows summand, pieces const& now, stream<Ex, T> const& s,
-            pass const& p) const {
-    auto const branch = rows_of(summand);
+  /// middle = in + dropout(attention(norm(in))), and its norm.
+  void attend_and_join(Ex& ex, blocks const& lent, working_rows room, pieces const& now,
+                       stream<Ex, T> const& s, arena<memory>& activations, pass const& p) const {
+    auto const branch =
+        sum_over_ranks(ex, room, [&](auto summand) { attend(ex, lent, summand, room, now, s, activations); });
     auto const& to = now.second;
-    group_.reduce(ex, branch, summand);
     if (drops(p)) {
       ops::dropout_add(ex, to.middle, now.in, branch, dropout_of(0, s, p));
       norm_2_.forward(ex, lent.weights, to.normed, to.middle, to.norm);
@@ -226,22 +244,22 @@ private:
       norm_2_.forward_sum(ex, lent.weights, to.normed, to.middle, now.in, branch, to.norm);
     }
   }
-  void feed(Ex& ex, blocks const& lent, rows out, working_rows room, pieces const& now) const {
+  /// out = feed_forward(norm(middle)), likewise.
+  template <storage_scalar Out>
+  void feed(Ex& ex, blocks const& lent, view<Out, 2, memory> out, working_rows room,
+            pieces const& now) const {
     feed_forward_.forward(ex, lent.weights, out, group_.gather(ex, room.operands, now.second.normed),
                           now.second.feed_forward);
   }
   void run_again(Ex& ex, blocks const& lent, working_rows room, pieces const& now, stream<Ex, T> const& s,
                  arena<memory>& activations, pass const& p) const {
-    if (recompute_ == recomputation::none) return;
-    auto const whole = recompute_ == recomputation::unit;
-    attend(ex, lent, whole ? room.sums : rows(), room, now, s, activations);
-    if (!whole) return;
-    join(ex, lent, room.sums, now, s, p);
-    feed(ex, lent, {}, room, now);
+    if (recompute_ == recomputation::attention) attend(ex, lent, rows(), room, now, s, activations);
+    if (recompute_ != recomputation::unit) return;
+    attend_and_join(ex, lent, room, now, s, activations, p);
+    feed(ex, lent, rows(), room, now);
   }
 
-  // Backward. Each branch leaves the gradient of its norm's output in room.sums, and adds that of its input
-  // to s.gradient.
+  // Backward. Each branch adds the gradient of its input to s.gradient.
 
   void feed_forward_backward(Ex& ex, blocks const& lent, working_rows room, pieces& now,
                              stream<Ex, T> const& s, arena<memory>& activations, pass const& p,
@@ -252,9 +270,9 @@ private:
     d.d_out = gradient_of_branch(ex, d.d_out, later, 1, s, p);
     feed_forward_.backward_inner(ex, lent.weights, d.inner, d.d_out, now.second.feed_forward, activations);
     if (!later) feed_forward_weights(ex, lent, d, now, activations, p);
-    feed_forward_.backward_input(ex, lent.weights, room.sums, d.inner);
-    group_.reduce(ex, rows_of(room.sums), room.sums);
-    norm_2_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room.sums), now.second.middle,
+    auto const d_normed = sum_over_ranks(
+        ex, room, [&](auto summand) { feed_forward_.backward_input(ex, lent.weights, summand, d.inner); });
+    norm_2_.backward(ex, lent.weights, lent.gradients, s.gradient, d_normed, now.second.middle,
                      now.second.norm, {.accumulate = p.accumulate, .accumulate_input = true});
   }
   void attention_backward(Ex& ex, blocks const& lent, working_rows room, pieces& now, stream<Ex, T> const& s,
@@ -266,9 +284,9 @@ private:
     attention_.backward_inner(ex, lent.weights, d.inner, d.d_out, now.first.attention, s.shape(),
                               activations);
     if (!later) attention_weights(ex, lent, d, now, activations, p);
-    attention_.backward_input(ex, lent.weights, room.sums, d.inner);
-    group_.reduce(ex, rows_of(room.sums), room.sums);
-    norm_1_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room.sums), now.in, now.first.norm,
+    auto const d_normed = sum_over_ranks(
+        ex, room, [&](auto summand) { attention_.backward_input(ex, lent.weights, summand, d.inner); });
+    norm_1_.backward(ex, lent.weights, lent.gradients, s.gradient, d_normed, now.in, now.first.norm,
                      {.accumulate = p.accumulate, .accumulate_input = true});
   }
 
