@@ -83,6 +83,25 @@ TEST_CASE("on 1, 2 and 4 tensor ranks, rows shared or not, loss and gradients ar
   }
 }
 
+TEST_CASE("in bf16 they are those of one rank to rounding, and recomputation changes no bit") {
+  shared::any_family<bf16> const family;
+  for (auto const& config : {gpt2(true, 0.2f), llama(false, 0.2f)}) {
+    fixture::batch const batch(3, 7, config.vocabulary_size);
+    shared::ex_t ex({.threads = 1});
+    auto const expected = shared::together({shared::run(ex, config, nn::one_rank(), batch, {}, {}, family)});
+    for (auto const& on : tensor_axes()) {
+      CAPTURE(on.tensor);
+      CAPTURE(on.options.sequence_parallel);
+      auto const ranks = shared::run_on(on, config, batch, {}, {}, family);
+      check_same(shared::together(ranks), expected, 2e-2);
+      for (auto const& r : ranks) CHECK(r.peak <= r.planned);
+      auto const again = shared::run_on(on, config, batch,
+                                        {.recompute = nn::recomputation::unit, .split = true}, {}, family);
+      for (std::size_t r = 0; r < ranks.size(); ++r) CHECK(ranks[r].gradients == again[r].gradients);
+    }
+  }
+}
+
 TEST_CASE("ranks without a row, a class, or a column of the inner width are ordinary") {
   for (auto config : {gpt2(true, 0.2f), llama(false, 0.2f)}) {
     config.vocabulary_size = 3;

@@ -52,29 +52,33 @@ struct outcome {
   int tensor_rank = 0, context_rank = 0;
 };
 
-/// Units of either family. (A test that compiles for long makes its own.)
+/// Units of either family, their weights stored as T. (A test that compiles for long makes its own.)
+template <storage_scalar T = float>
 struct any_family {
+  using storage = T;
+
   template <class Ex, class Group>
-  nn::unit_list<Ex, float, float> make(nn::transformer_config const& config, Group const& group) const {
-    return nn::make_transformer<Ex, float, float>(config, group, {0, nn::unit_count(config)});
+  nn::unit_list<Ex, T, float> make(nn::transformer_config const& config, Group const& group) const {
+    return nn::make_transformer<Ex, T, float>(config, group, {0, nn::unit_count(config)});
   }
 };
 
 /// One forward and backward over the batch. Tokens are whole; a rank picks its positions.
-template <class Ex, class Group, class Family = any_family>
+template <class Ex, class Group, class Family = any_family<>>
 outcome run(Ex& ex, nn::transformer_config const& config, Group const& group, fixture::batch const& batch,
             manner how = {}, nudge const& moved = {}, Family const& family = {}) {
   using memory_t = typename Ex::memory;
+  using T = typename Family::storage;
   auto units = family.template make<Ex>(config, group);
-  nn::parameter_store<Ex, float, float> store(units);
+  nn::parameter_store<Ex, T, float> store(units);
   for (std::size_t u = 0; u < units.size(); ++u) {
     units[u]->recompute(how.recompute);
-    std::vector<float> weights(static_cast<std::size_t>(store.unit_range(u).size()));
+    std::vector<T> weights(static_cast<std::size_t>(store.unit_range(u).size()));
     for (auto const& part : layout::segments_of(units[u]->parameters(), {0, store.unit_range(u).size()}))
       for (index_t i = 0; i < part.in_block.size(); ++i)
         weights[static_cast<std::size_t>(part.in_block.begin + i)] =
-            value_of(*part.whole, part.first_element + i, moved);
-    copy(ex, store.weights(u), std::span<float const>(weights));
+            T(value_of(*part.whole, part.first_element + i, moved));
+    copy(ex, store.weights(u), std::span<T const>(weights));
   }
 
   auto const length = group.local_sequence(batch.length);
@@ -106,10 +110,10 @@ outcome run(Ex& ex, nn::transformer_config const& config, Group const& group, fi
   for (index_t m = 0; m < how.micro_batches; ++m) {
     arena_scope const scope(memory);
     auto const part = [&](auto& all) { return all.view().slice(0, m * samples, (m + 1) * samples); };
-    nn::stream<Ex, float> s{.tokens = part(tokens),
-                            .targets = part(targets),
-                            .whole_length = batch.length,
-                            .totals = totals.view()};
+    nn::stream<Ex, T> s{.tokens = part(tokens),
+                        .targets = part(targets),
+                        .whole_length = batch.length,
+                        .totals = totals.view()};
     s.gradient = memory.template take<float, 2>({rows_of(samples), config.width});
     nn::pass p{.seed = 3, .step = 4, .first_sample = 2 + m * samples, .accumulate = m > 0};
     for (std::size_t u = 0; u < units.size(); ++u) units[u]->forward(ex, store.lend(u), s, memory, p);
@@ -182,10 +186,11 @@ auto on_ranks(axes const& on, Body body) {
   return results;
 }
 
-inline std::vector<outcome> run_on(axes const& on, nn::transformer_config const& config,
-                                   fixture::batch const& batch, manner how = {}, nudge const& moved = {}) {
-  auto results =
-      on_ranks(on, [&](ex_t& ex, group_t const& group) { return run(ex, config, group, batch, how, moved); });
+template <class Family = any_family<>>
+std::vector<outcome> run_on(axes const& on, nn::transformer_config const& config, fixture::batch const& batch,
+                            manner how = {}, nudge const& moved = {}, Family const& family = {}) {
+  auto results = on_ranks(
+      on, [&](ex_t& ex, group_t const& group) { return run(ex, config, group, batch, how, moved, family); });
   for (std::size_t r = 0; r < results.size(); ++r) {
     results[r].tensor_rank = narrow<int>(static_cast<index_t>(r)) % on.tensor;
     results[r].context_rank = narrow<int>(static_cast<index_t>(r)) / on.tensor;

@@ -31,6 +31,8 @@ nn::transformer_config llama() {
 }
 
 struct llamas {
+  using storage = float;
+
   template <class Ex, class Group>
   nn::unit_list<Ex, float, float> make(nn::transformer_config const& config, Group const& group) const {
     nn::unit_list<Ex, float, float> units;
