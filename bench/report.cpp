@@ -1,6 +1,6 @@
 // Turns the raw output of the benchmark programs (DIR/raw/*.json) into three files: report.json, a list of
 // {name, value, unit, kind, peer, ratio, noise}; report.md, the same as a table; report.svg, the ratios as
-// bars.
+// bars. What several processes measured is one row: the median of theirs.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -20,8 +20,19 @@ struct row {
   double value = 0, ratio = 0, noise = 0;
 };
 
+/// The middle of what the processes of one program found. Its noise is theirs, or half the distance of the
+/// processes beside the middle ones, whichever is more.
+row median_of(std::vector<row> all) {
+  std::sort(all.begin(), all.end(), [](row const& a, row const& b) { return a.ratio < b.ratio; });
+  auto const middle = all.size() / 2, low = middle / 2, high = all.size() - 1 - low;
+  auto result = all[middle];
+  result.noise = std::max(result.noise, (all[high].ratio - all[low].ratio) / 2);
+  return result;
+}
+
 std::vector<row> read_rows(std::filesystem::path const& folder) {
-  std::vector<row> rows;
+  std::vector<std::vector<row>> found; // by name, in the order of the files
+  std::map<std::string, std::size_t> place;
   std::vector<std::filesystem::path> files;
   for (auto const& entry : std::filesystem::directory_iterator(folder)) files.push_back(entry.path());
   std::sort(files.begin(), files.end());
@@ -38,10 +49,14 @@ std::vector<row> read_rows(std::filesystem::path const& folder) {
       for (std::string_view tail : {"/manual_time", "/process_time", "/real_time"})
         if (name.ends_with(tail)) name.resize(name.size() - tail.size());
       if (auto const at = name.find("/iterations:"); at != std::string::npos) name.resize(at);
-      rows.push_back({name, b.at("time_unit"), label.substr(0, bar), label.substr(bar + 1), b.at("real_time"),
-                      b.at("ratio"), b.value("noise", 0.0)});
+      auto const at = place.try_emplace(name, found.size()).first->second;
+      if (at == found.size()) found.emplace_back();
+      found[at].push_back({name, b.at("time_unit"), label.substr(0, bar), label.substr(bar + 1),
+                           b.at("real_time"), b.at("ratio"), b.value("noise", 0.0)});
     }
   }
+  std::vector<row> rows;
+  for (auto& processes : found) rows.push_back(median_of(std::move(processes)));
   return rows;
 }
 
@@ -74,8 +89,8 @@ constexpr char const* meaning[] = {"share of the limit, 1 is the limit, more is 
 void write_table(std::filesystem::path const& file, std::vector<row> const& rows) {
   std::ofstream out(file);
   out << "Medians of ratios of times taken by turns in one process, with half the width of their 95% "
-         "intervals; "
-         "absolute times are this machine's and today's.\n";
+         "intervals; on ranks the median of several processes, with their spread; absolute times are this "
+         "machine's and today's.\n";
   for (bool share : {true, false}) {
     bool any = false;
     for (auto const& r : rows) {

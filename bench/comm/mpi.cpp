@@ -1,7 +1,9 @@
 // requires: mpi
 // Each collective of comm::mpi beside the bare MPI call on the same buffers, and the price of summing in rank
-// order beside the MPI library's own reduction. Run under mpiexec.
-#include <memory>
+// order beside the MPI library's own reduction. A bare call beside itself on one more communicator says what
+// level looks like. Run under mpiexec.
+#include <array>
+#include <utility>
 
 #include <mpi.h>
 
@@ -21,7 +23,7 @@ void add(char const* name, index_t bytes, int ranks, auto body) {
                            body);
 }
 
-void register_all(comm::mpi& ranks, MPI_Comm bare, double seconds) {
+void register_all(comm::mpi& ranks, MPI_Comm bare, MPI_Comm other, double seconds) {
   auto const compare = [seconds](benchmark::State& state, char const* peer_name, auto ours, auto peer) {
     bench::by_turns_on_ranks(state, seconds, peer_name, ours, peer);
   };
@@ -63,6 +65,13 @@ void register_all(comm::mpi& ranks, MPI_Comm bare, double seconds) {
           state, "MPI_Alltoall", [&] { ranks.all_to_all(std::span(y), std::span<float const>(x)); },
           [&] { MPI_Alltoall(x.data(), part, MPI_FLOAT, y.data(), part, MPI_FLOAT, bare); });
     });
+    add("bare_all_reduce", bytes, ranks.size(), [=](benchmark::State& state) {
+      std::vector<float> x(static_cast<std::size_t>(n), 1.0f), y(x.size());
+      compare(
+          state, "MPI_Allreduce",
+          [&] { MPI_Allreduce(x.data(), y.data(), whole, MPI_FLOAT, MPI_SUM, other); },
+          [&] { MPI_Allreduce(x.data(), y.data(), whole, MPI_FLOAT, MPI_SUM, bare); });
+    });
     add("all_reduce_rank_order", bytes, ranks.size(), [=, &ranks](benchmark::State& state) {
       std::vector<float> x(static_cast<std::size_t>(n), 1.0f), y(x.size());
       compare(
@@ -73,22 +82,27 @@ void register_all(comm::mpi& ranks, MPI_Comm bare, double seconds) {
   }
 }
 
-struct free_communicator {
-  void operator()(MPI_Comm* c) const {
-    MPI_Comm_free(c);
-    delete c;
+/// A communicator of its own, as the wrapper has one, for what the library itself makes of that.
+class duplicate {
+public:
+  duplicate() { MPI_Comm_dup(MPI_COMM_WORLD, &comm_); }
+  duplicate(duplicate&& from) noexcept : comm_(std::exchange(from.comm_, MPI_COMM_NULL)) {}
+  duplicate& operator=(duplicate&&) = delete;
+  ~duplicate() {
+    if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
   }
+  MPI_Comm get() const noexcept { return comm_; }
+
+private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
 };
 
 } // namespace
 
 int main(int argc, char** argv) {
   bench::run_on_ranks(argc, argv, [](comm::mpi& ranks, double seconds) {
-    // The wrapper has a communicator of its own; so has the bare call, for what the library itself makes of
-    // that.
-    std::unique_ptr<MPI_Comm, free_communicator> bare(new MPI_Comm(MPI_COMM_NULL));
-    MPI_Comm_dup(MPI_COMM_WORLD, bare.get());
-    register_all(ranks, *bare, seconds);
+    std::array<duplicate, 2> bare;
+    register_all(ranks, bare[0].get(), bare[1].get(), seconds);
     return bare;
   });
 }

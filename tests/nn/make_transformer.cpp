@@ -153,11 +153,8 @@ TEST_CASE("in bf16 with fp32 gradients and masters, they are PyTorch's fp64 valu
     auto const d = distances_to<bf16, float>(given);
     CHECK(d.loss < 1e-2);
     CHECK(d.gradient < 1e-2);
-    // Single tensors, worst those of queries and keys: every activation that is stored in bf16 adds its part,
-    // none more than 5e-3 alone (normed inputs, packed and rotated projections), and leaving any one of them
-    // in fp32 changes the worst by less than a quarter, either way. PyTorch's own bf16 gives 2.1e-2 to 3.5e-2
-    // on these models (make_references.py --bf16).
-    CHECK(d.worst_gradient < 1.5e-2);
+    // PyTorch's own bf16 gives 2.1e-2 to 3.5e-2 on these models (make_references.py --bf16).
+    CHECK(d.worst_gradient < 1e-2);
     CHECK(d.worst_weight < 1e-2);
     CHECK(d.final_loss < 1e-2);
   }

@@ -155,8 +155,8 @@ inline constexpr field fields[] = {
     {"Model", "tied_head", &settings::tied_head,
      "true: the output layer uses the token embedding's matrix; false: it has its own."},
     {"Model", "storage", &settings::storage,
-     "What weights and activations are stored in; sums are always made in fp32. bf16 keeps fp32 master "
-     "weights in the optimizer.",
+     "What weights and activations are stored in; sums are always made in fp32, like the residual stream "
+     "that goes through all layers. bf16 keeps fp32 master weights in the optimizer.",
      binding::refused, 0, 0, "fp32|bf16"},
 
     {"Training", "steps", &settings::steps, "Optimizer steps of the whole run.", binding::refused, 0, 1e12},
