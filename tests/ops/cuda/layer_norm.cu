@@ -79,6 +79,12 @@ void check(index_t rows, index_t width, lying how) {
     CHECK(agree<R>(d_in.read(ex), slope, host_d_in));
   CHECK(agree<G>(d_gain.read(ex), gains, host_d_gain));
   CHECK(agree<G>(d_bias.read(ex), biases, host_d_bias));
+  ops::layer_norm_backward(ex, d_in.rows(), d_gain.flat(), d_bias.flat(), d_out.rows(), in.rows(),
+                           mean.flat(), deviation.flat(), gain.flat(),
+                           {.accumulate = true, .accumulate_input = true});
+  if (width > 1)
+    CHECK(reference::max_relative_error(d_in.read(ex), twice(slope)) < 2 * reference::tolerance<R>());
+  CHECK(reference::max_relative_error(d_gain.read(ex), twice(gains)) < 2 * reference::tolerance<G>());
   CHECK(reference::max_relative_error(mean.read(ex), reference::doubles(host_mean.span())) < 1e-5);
   CHECK(reference::max_relative_error(deviation.read(ex), reference::doubles(host_deviation.span())) < 1e-5);
 }

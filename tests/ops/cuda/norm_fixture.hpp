@@ -29,6 +29,10 @@ struct norm_gradients {
   numbers input, gain, bias;
 };
 
+inline numbers twice(numbers values) {
+  for (auto& value : values) value *= 2;
+  return values;
+}
 inline void append(numbers& all, numbers const& more) {
   all.insert(all.end(), more.begin(), more.end());
 }

@@ -66,6 +66,10 @@ void check(index_t rows, index_t width, lying how) {
   CHECK(agree<T>(out.read(ex), expected, host_out));
   CHECK(agree<R>(d_in.read(ex), slope, host_d_in));
   CHECK(agree<G>(d_gain.read(ex), gains, host_d_gain));
+  ops::rms_norm_backward(ex, d_in.rows(), d_gain.flat(), d_out.rows(), in.rows(), deviation.flat(),
+                         gain.flat(), {.accumulate = true, .accumulate_input = true});
+  CHECK(reference::max_relative_error(d_in.read(ex), twice(slope)) < 2 * reference::tolerance<R>());
+  CHECK(reference::max_relative_error(d_gain.read(ex), twice(gains)) < 2 * reference::tolerance<G>());
   CHECK(reference::max_relative_error(deviation.read(ex), reference::doubles(host_deviation.span())) < 1e-5);
 }
 
