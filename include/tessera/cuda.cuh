@@ -26,6 +26,7 @@
 #include <tessera/ops/cuda/layer_norm.cuh>
 #include <tessera/ops/cuda/linear.cuh>
 #include <tessera/ops/cuda/linear_cross_entropy.cuh>
+#include <tessera/ops/cuda/linear_swiglu.cuh>
 #include <tessera/ops/cuda/matmul.cuh>
 #include <tessera/ops/cuda/merge_attention.cuh>
 #include <tessera/ops/cuda/random_normal.cuh>

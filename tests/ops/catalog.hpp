@@ -82,6 +82,7 @@ inline constexpr operation operations[] = {
     {"linear", "linear", {1024, 768, 768}, 2, product},
     {"linear", "linear_backward", {1024, 768, 768}, 3, products<2>},
     {"linear_cross_entropy", "linear_cross_entropy", {256, 50257, 768}, 2, products<3>},
+    {"linear_swiglu", "linear_swiglu", {1024, 2048, 768}, 4, products<2>},
     {"matmul", "matmul", {1024, 768, 768}, 1, product},
     {"matmul", "matmul_batched", {1024, 768, 768}, 1, product},
     {"merge_attention", "merge_attention", {12288, 64}, 3, each<3>},

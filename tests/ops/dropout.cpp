@@ -7,8 +7,8 @@ using namespace fixture;
 namespace {
 
 /// What the header promises, element by element.
-template <class T>
-tensor<T, 2> exact_dropout(tensor<T, 2> const& in, tensor<T, 2> const* residual,
+template <class T, class In>
+tensor<T, 2> exact_dropout(tensor<In, 2> const& in, tensor<T, 2> const* residual,
                            ops::dropout_options const& o) {
   tensor<T, 2> out(in.extents());
   philox const random(o.seed, (o.layer << 48 ^ o.step) ^ 0x64726f706f757421u);
@@ -51,6 +51,22 @@ TEST_CASE_TEMPLATE("dropout keeps and scales what its formula says, also where b
         ops::dropout(ex, in.view(), in, options);
         CHECK(bits(in) == bits(out));
       }
+}
+
+TEST_CASE_TEMPLATE("dropout between two types keeps and scales in fp32, and rounds once", P,
+                   types<float, float, bf16>, types<float, float, fp16>, types<bf16, bf16, float>) {
+  using Out = typename P::T;
+  using In = typename P::R;
+  exec::host ex({.threads = 2});
+  for (auto [rows, width] : {shape{0, 8}, {3, 0}, {1, 1}, {2, 3}, {7, 129}, {67, 17}, {1, 1021}, {40, 1000}})
+    for (auto probability : {0.0f, 0.1f, 1.0f}) {
+      ops::dropout_options const options{
+          .probability = probability, .seed = 3, .step = 17, .layer = 2, .first_sample = 5};
+      auto const in = reference::normal<In, 2>({rows, width}, 1);
+      tensor<Out, 2> out({rows, width});
+      ops::dropout(ex, out.view(), in, options);
+      CHECK(bits(out) == bits(exact_dropout(in, static_cast<tensor<Out, 2> const*>(nullptr), options)));
+    }
 }
 
 TEST_CASE("the backward of dropout is the same call on the gradient") {

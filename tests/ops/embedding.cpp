@@ -23,21 +23,25 @@ constexpr sizes cases[] = {{0, 3, 5, 4, 3},  {2, 0, 5, 4, 3},    {1, 1, 1, 1, 1}
 
 } // namespace
 
-TEST_CASE_TEMPLATE("embedding adds the token's row and the position's", T, float, bf16, fp16) {
+TEST_CASE_TEMPLATE("embedding adds the token's row and the position's", P, types<float, float>,
+                   types<bf16, bf16>, types<fp16, fp16>, types<bf16, bf16, float>, types<fp16, fp16, float>,
+                   types<float, float, bf16>) {
+  using T = typename P::T; // of the tables
+  using Out = typename P::R;
   exec::host ex({.threads = 2});
   for (auto const& s : cases) {
     auto const tokens = tokens_of(s.batch, s.length, static_cast<std::int32_t>(s.classes));
     auto const table = reference::normal<T, 2>({s.classes, s.width}, 1);
     auto const positions = reference::normal<T, 2>({s.positions, s.width}, 2);
     for (index_t first : {index_t{0}, s.positions - s.length}) {
-      tensor<T, 2> out({s.batch * s.length, s.width}), expected({s.batch * s.length, s.width}),
+      tensor<Out, 2> out({s.batch * s.length, s.width}), expected({s.batch * s.length, s.width}),
           plain({s.batch * s.length, s.width});
       for (index_t b = 0; b < s.batch; ++b)
         for (index_t t = 0; t < s.length; ++t)
           for (index_t i = 0; i < s.width; ++i) {
-            plain(b * s.length + t, i) = table(tokens(b, t), i);
+            plain(b * s.length + t, i) = Out(table(tokens(b, t), i));
             expected(b * s.length + t, i) =
-                T(static_cast<float>(table(tokens(b, t), i)) + static_cast<float>(positions(first + t, i)));
+                Out(static_cast<float>(table(tokens(b, t), i)) + static_cast<float>(positions(first + t, i)));
           }
       ops::embedding(ex, out.view(), tokens, table, positions, {.positions = {.first = first}});
       CHECK(bits(out) == bits(expected));
@@ -89,7 +93,10 @@ std::vector<index_t> cuts_of(index_t classes) {
 
 } // namespace
 
-TEST_CASE_TEMPLATE("slices of a table embed their own tokens, and zeros elsewhere", T, float, bf16) {
+TEST_CASE_TEMPLATE("slices of a table embed their own tokens, and zeros elsewhere", P, types<float, float>,
+                   types<bf16, bf16>, types<bf16, bf16, float>) {
+  using T = typename P::T;
+  using Out = typename P::R;
   exec::host ex({.threads = 2});
   for (auto const& s : cases) {
     auto const tokens = tokens_of(s.batch, s.length, static_cast<std::int32_t>(s.classes));
@@ -99,15 +106,15 @@ TEST_CASE_TEMPLATE("slices of a table embed their own tokens, and zeros elsewher
     for (std::size_t rank = 0; rank + 1 < cuts.size(); ++rank) {
       auto const slice = table.view().slice(0, cuts[rank], cuts[rank + 1]);
       ops::embedding_options const options{.first_token = cuts[rank], .vocabulary = s.classes};
-      tensor<T, 2> out({s.batch * s.length, s.width}), placed(out.extents()), expected(out.extents()),
+      tensor<Out, 2> out({s.batch * s.length, s.width}), placed(out.extents()), expected(out.extents()),
           expected_placed(out.extents());
       for (index_t row = 0; row < out.extent(0); ++row)
         for (index_t i = 0; i < s.width; ++i) {
           auto const token = tokens.data()[row];
           auto const x = token >= cuts[rank] && token < cuts[rank + 1] ? table(token, i) : T(0.0f);
-          expected(row, i) = x;
+          expected(row, i) = Out(x);
           expected_placed(row, i) =
-              T(static_cast<float>(x) + static_cast<float>(positions(row % s.length, i)));
+              Out(static_cast<float>(x) + static_cast<float>(positions(row % s.length, i)));
         }
       ops::embedding(ex, out.view(), tokens, slice, {}, options);
       ops::embedding(ex, placed.view(), tokens, slice, positions, options);

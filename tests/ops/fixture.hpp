@@ -25,10 +25,12 @@ using catalog::counts;
 using catalog::shapes;
 using shape = catalog::rectangle;
 
-template <class Storage, class Gradient>
+/// Of activations and parameters, of the parameters' gradients, and of a residual stream.
+template <class Storage, class Gradient, class Residual = Storage>
 struct types {
   using T = Storage;
   using G = Gradient;
+  using R = Residual;
 };
 
 /// The bytes of a tensor.

@@ -24,19 +24,22 @@ numbers row_of(numbers const& x, std::size_t row, std::size_t width) {
 } // namespace
 
 TEST_CASE_TEMPLATE("layer_norm and its backward agree with double, with rows apart", P, types<float, float>,
-                   types<bf16, bf16>, types<bf16, float>, types<fp16, float>) {
+                   types<bf16, bf16>, types<bf16, float>, types<fp16, float>, types<bf16, bf16, float>,
+                   types<bf16, float, float>, types<fp16, float, float>) {
   using T = typename P::T;
   using G = typename P::G;
+  using R = typename P::R;
   exec::host ex({.threads = 2});
   for (auto const size : shapes) {
     auto const rows = size.rows, width = size.width;
     CAPTURE(rows);
     CAPTURE(width);
     auto const epsilon = 1e-3f; // so that a wrong place for it shows
-    auto const x = reference::normal<T, 2>({rows, width}, 1, 2.0f),
-               dy = reference::normal<T, 2>({rows, width}, 2);
+    auto const x = reference::normal<R, 2>({rows, width}, 1, 2.0f),
+               dy = reference::normal<R, 2>({rows, width}, 2);
     auto const gain = reference::normal<T, 1>({width}, 3), bias = reference::normal<T, 1>({width}, 4);
-    apart<T> in(x), out(x), d_out(dy), d_in(x);
+    apart<R> in(x), d_out(dy), d_in(x);
+    apart<T> out(tensor<T, 2>(x.extents()));
     tensor<float, 1> mean({rows}), deviation({rows});
     tensor<G, 1> d_gain({width}), d_bias({width});
     for (auto& g : d_gain.span()) g = G(NAN); // overwritten, not added to
@@ -65,7 +68,7 @@ TEST_CASE_TEMPLATE("layer_norm and its backward agree with double, with rows apa
     if (width == 1) // the input has no effect; what is left is rounding
       for (auto v : reference::doubles(d_in.packed().span())) CHECK(std::fabs(v) < 1e-4);
     else
-      CHECK(reference::max_relative_error(d_in.packed(), slope) < reference::tolerance<T>());
+      CHECK(reference::max_relative_error(d_in.packed(), slope) < reference::tolerance<R>());
     if (rows * width <= 1200) {
       CHECK(reference::max_relative_error(d_gain, reference::gradient(gains, [&](numbers const& g) {
                                             return parameter_loss(g, biases);
@@ -79,17 +82,21 @@ TEST_CASE_TEMPLATE("layer_norm and its backward agree with double, with rows apa
   }
 }
 
-TEST_CASE_TEMPLATE("residual_layer_norm is add, then layer_norm, bit for bit", T, float, bf16) {
+TEST_CASE_TEMPLATE("residual_layer_norm is add, then layer_norm, bit for bit", P, types<float, float>,
+                   types<bf16, bf16>, types<bf16, bf16, float>) {
+  using T = typename P::T;
+  using R = typename P::R;
   exec::host ex({.threads = 2});
   for (auto const size : shapes) {
     auto const rows = size.rows, width = size.width;
-    auto a = reference::normal<T, 2>({rows, width}, 1), b = reference::normal<T, 2>({rows, width}, 2);
+    auto a = reference::normal<R, 2>({rows, width}, 1), b = reference::normal<R, 2>({rows, width}, 2);
     auto const gain = reference::normal<T, 1>({width}, 3), bias = reference::normal<T, 1>({width}, 4);
-    tensor<T, 2> sum({rows, width}), expected_sum({rows, width}), out({rows, width}), expected({rows, width});
+    tensor<R, 2> sum({rows, width}), expected_sum({rows, width});
+    tensor<T, 2> out({rows, width}), expected({rows, width});
     tensor<float, 1> mean({rows}), deviation({rows}), expected_mean({rows}), expected_deviation({rows});
     for (index_t i = 0; i < rows; ++i)
       for (index_t j = 0; j < width; ++j)
-        expected_sum(i, j) = T(static_cast<float>(a(i, j)) + static_cast<float>(b(i, j)));
+        expected_sum(i, j) = R(static_cast<float>(a(i, j)) + static_cast<float>(b(i, j)));
     ops::layer_norm(ex, expected.view(), expected_mean.view(), expected_deviation.view(), expected_sum, gain,
                     bias);
     ops::residual_layer_norm(ex, out.view(), sum.view(), mean.view(), deviation.view(), a, b, gain, bias);
@@ -139,11 +146,15 @@ TEST_CASE("layer_norm of a constant row far from zero is the bias: no cancellati
   for (auto v : out.span()) CHECK(v == doctest::Approx(0.5).epsilon(0.02));
 }
 
-TEST_CASE_TEMPLATE("layer_norm gives the same bits for any number of threads", T, float, bf16) {
-  auto const x = reference::normal<T, 2>({1009, 131}, 1), dy = reference::normal<T, 2>({1009, 131}, 2);
+TEST_CASE_TEMPLATE("layer_norm gives the same bits for any number of threads", P, types<float, float>,
+                   types<bf16, bf16>, types<bf16, float, float>) {
+  using T = typename P::T;
+  using R = typename P::R;
+  auto const x = reference::normal<R, 2>({1009, 131}, 1), dy = reference::normal<R, 2>({1009, 131}, 2);
   auto const gain = reference::normal<T, 1>({131}, 3), bias = reference::normal<T, 1>({131}, 4);
   same_bits_for_any_thread_count([&](exec::host& ex) {
-    tensor<T, 2> out({1009, 131}), d_in({1009, 131});
+    tensor<T, 2> out({1009, 131});
+    tensor<R, 2> d_in({1009, 131});
     tensor<float, 1> mean({1009}), deviation({1009}), d_gain({131}), d_bias({131});
     ops::layer_norm(ex, out.view(), mean.view(), deviation.view(), x, gain, bias);
     ops::layer_norm_backward(ex, d_in.view(), d_gain.view(), d_bias.view(), dy, x, mean, deviation, gain);

@@ -94,6 +94,29 @@ void compare(Ex& ex, index_t m, index_t k, index_t n, activation form, bool with
   if (with_bias) CHECK(max_relative_error(d_bias, doubled(expected.d_bias)) < 2 * reference::tolerance<T>());
 }
 
+/// An output of another type than the operands, within the tolerance of the output's.
+template <class Out, class T>
+void compare_into(exec::host& ex, index_t m, index_t k, index_t n) {
+  CAPTURE(m);
+  CAPTURE(k);
+  CAPTURE(n);
+  auto const in = reference::normal<T, 2>({m, k}, 1), weight = reference::normal<T, 2>({n, k}, 2);
+  tensor<Out, 2> out({m, n});
+  tensor<T, 2> pre({m, n});
+  for (auto form : {activation::none, activation::gelu_tanh, activation::gelu_erf})
+    for (bool with_bias : {false, true}) {
+      auto const bias = reference::normal<T, 1>({with_bias ? n : 0}, 4);
+      exact const expected(m, k, n, doubles(in.span()), doubles(weight.span()), doubles(bias.span()),
+                           std::vector<double>(static_cast<std::size_t>(m * n)), form);
+      ops::linear(ex, out.view(), in, weight, bias, {.activation = form});
+      CHECK(max_relative_error(out, expected.out) < reference::tolerance<Out>());
+      for (auto& value : out.span()) value = Out(NAN);
+      ops::linear(ex, out.view(), in, weight, bias, {.activation = form, .pre_activation = pre});
+      CHECK(max_relative_error(out, expected.out) < reference::tolerance<Out>());
+      CHECK(max_relative_error(pre, expected.pre) < reference::tolerance<T>());
+    }
+}
+
 template <class Storage, class Gradient>
 struct types {
   using T = Storage;
@@ -120,6 +143,16 @@ TEST_CASE_TEMPLATE("linear and its gradients are those of float64, by either pol
 TEST_CASE("more rows than one cache block join up") {
   exec::host ex({.threads = reference::threads(2)});
   compare<float, float>(ex, 530, 3, 4100, activation::gelu_tanh, true);
+}
+
+TEST_CASE("an output of another type than the operands is as exact as its own type allows") {
+  exec::host ex({.threads = reference::threads(2)});
+  for (auto const& [m, k, n] : {std::array<index_t, 3>{1, 1, 1}, {0, 3, 2}, {7, 13, 31}, {37, 41, 43}}) {
+    compare_into<float, bf16>(ex, m, k, n);
+    compare_into<float, fp16>(ex, m, k, n);
+    compare_into<bf16, float>(ex, m, k, n);
+  }
+  compare_into<float, bf16>(ex, 530, 3, 4100); // more rows than a block
 }
 
 TEST_CASE("sizes of zero: no rows give zero gradients, no inputs give the bias") {

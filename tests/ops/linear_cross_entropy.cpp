@@ -86,6 +86,34 @@ void compare(index_t rows, index_t width, index_t classes, ops::linear_cross_ent
   CHECK(evaluated.count == loss.count);
 }
 
+/// The gradient of the input in fp32 is the 16-bit one before it was rounded.
+template <class T>
+void compare_input_gradient(index_t rows, index_t width, index_t classes, index_t chunk) {
+  exec::host ex({.threads = reference::threads(2)});
+  auto const in = reference::normal<T, 2>({rows, width}, 1),
+             weight = reference::normal<T, 2>({classes, width}, 2, 0.5f);
+  auto const targets = reference::integers(rows, static_cast<std::int32_t>(classes), 3);
+  ops::linear_cross_entropy_options<> const options{.chunk_rows = chunk};
+  exact const expected(rows, width, classes, doubles(in.span()), doubles(weight.span()), targets.span(),
+                       options);
+  tensor<float, 2> d_in({rows, width}), d_weight({classes, width}), same_weight({classes, width});
+  tensor<T, 2> rounded({rows, width});
+  arena<> memory(ops::linear_cross_entropy_scratch_bytes<T>(rows, classes, chunk));
+  auto const loss =
+      ops::linear_cross_entropy(ex, ops::linear_cross_entropy_gradients<float, float>{d_in, d_weight}, in,
+                                weight, targets, options, memory);
+  CHECK(ops::linear_cross_entropy(ex, ops::linear_cross_entropy_gradients<T, float>{rounded, same_weight}, in,
+                                  weight, targets, options, memory)
+            .sum == loss.sum);
+  CHECK(max_relative_error(d_weight, doubles(same_weight.span())) == 0);
+  // The gradients of the logits have 16 bits.
+  CHECK(max_relative_error(d_in, expected.d_in) < reference::tolerance<T>());
+  for (index_t i = 0; i < d_in.size(); ++i) {
+    auto const value = d_in.data()[i];
+    CHECK(std::fabs(value - static_cast<float>(rounded.data()[i])) <= 0x1p-8f * std::fabs(value) + 1e-6f);
+  }
+}
+
 /// Ranks that hold slices of the vocabulary, one after the other: a first round leaves each one's statistics,
 /// a second one merges what was left.
 template <class T, class G>
@@ -189,6 +217,13 @@ TEST_CASE("loss and gradients of the head are those of float64 whatever the chun
   compare<float, float>(1, 1, 2, {});
   compare<bf16, float>(19, 16, 50, {.chunk_rows = 7});
   compare<bf16, bf16>(19, 16, 50, {});
+}
+
+TEST_CASE("the gradient of the head's input may be stored in more bits than the input") {
+  for (index_t chunk : {0, 1, 7}) {
+    compare_input_gradient<bf16>(19, 13, 37, chunk);
+    compare_input_gradient<fp16>(17, 16, 50, chunk);
+  }
 }
 
 TEST_CASE("no rows give no loss and zero gradients") {

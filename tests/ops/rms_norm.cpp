@@ -22,19 +22,22 @@ numbers row_of(numbers const& x, std::size_t row, std::size_t width) {
 } // namespace
 
 TEST_CASE_TEMPLATE("rms_norm and its backward agree with double, with rows apart", P, types<float, float>,
-                   types<bf16, bf16>, types<bf16, float>, types<fp16, float>) {
+                   types<bf16, bf16>, types<bf16, float>, types<fp16, float>, types<bf16, bf16, float>,
+                   types<bf16, float, float>, types<fp16, float, float>) {
   using T = typename P::T;
   using G = typename P::G;
+  using R = typename P::R;
   exec::host ex({.threads = 2});
   for (auto const size : shapes) {
     auto const rows = size.rows, width = size.width;
     CAPTURE(rows);
     CAPTURE(width);
     auto const epsilon = 1e-3f;
-    auto const x = reference::normal<T, 2>({rows, width}, 1, 2.0f),
-               dy = reference::normal<T, 2>({rows, width}, 2);
+    auto const x = reference::normal<R, 2>({rows, width}, 1, 2.0f),
+               dy = reference::normal<R, 2>({rows, width}, 2);
     auto const gain = reference::normal<T, 1>({width}, 3);
-    apart<T> in(x), out(x), d_out(dy), d_in(x);
+    apart<R> in(x), d_out(dy), d_in(x);
+    apart<T> out(tensor<T, 2>(x.extents()));
     tensor<float, 1> deviation({rows});
     tensor<G, 1> d_gain({width});
     ops::rms_norm(ex, out.rows, deviation.view(), in.rows, gain, {.epsilon = epsilon});
@@ -52,7 +55,7 @@ TEST_CASE_TEMPLATE("rms_norm and its backward agree with double, with rows apart
       return reference::dot(exact_norm(row, gains, epsilon), row_of(dys, r, w));
     });
     CHECK(reference::max_relative_error(out.packed(), expected) < reference::tolerance<T>());
-    CHECK(reference::max_relative_error(d_in.packed(), slope) < reference::tolerance<T>());
+    CHECK(reference::max_relative_error(d_in.packed(), slope) < reference::tolerance<R>());
     if (rows * width <= 1200) {
       auto const gain_slope = reference::gradient(gains, [&](numbers const& g) {
         double loss = 0;
@@ -66,17 +69,21 @@ TEST_CASE_TEMPLATE("rms_norm and its backward agree with double, with rows apart
   }
 }
 
-TEST_CASE_TEMPLATE("residual_rms_norm is add, then rms_norm, bit for bit", T, float, bf16) {
+TEST_CASE_TEMPLATE("residual_rms_norm is add, then rms_norm, bit for bit", P, types<float, float>,
+                   types<bf16, bf16>, types<bf16, bf16, float>) {
+  using T = typename P::T;
+  using R = typename P::R;
   exec::host ex({.threads = 2});
   for (auto const size : shapes) {
     auto const rows = size.rows, width = size.width;
-    auto a = reference::normal<T, 2>({rows, width}, 1), b = reference::normal<T, 2>({rows, width}, 2);
+    auto a = reference::normal<R, 2>({rows, width}, 1), b = reference::normal<R, 2>({rows, width}, 2);
     auto const gain = reference::normal<T, 1>({width}, 3);
-    tensor<T, 2> sum({rows, width}), expected_sum({rows, width}), out({rows, width}), expected({rows, width});
+    tensor<R, 2> sum({rows, width}), expected_sum({rows, width});
+    tensor<T, 2> out({rows, width}), expected({rows, width});
     tensor<float, 1> deviation({rows}), expected_deviation({rows});
     for (index_t i = 0; i < rows; ++i)
       for (index_t j = 0; j < width; ++j)
-        expected_sum(i, j) = T(static_cast<float>(a(i, j)) + static_cast<float>(b(i, j)));
+        expected_sum(i, j) = R(static_cast<float>(a(i, j)) + static_cast<float>(b(i, j)));
     ops::rms_norm(ex, expected.view(), expected_deviation.view(), expected_sum, gain);
     ops::residual_rms_norm(ex, out.view(), sum.view(), deviation.view(), a, b, gain);
     CHECK(bits(sum) == bits(expected_sum));
@@ -101,11 +108,12 @@ TEST_CASE("rms_norm_backward adds where it is asked to") {
     CHECK(d_gain.span()[i] == doctest::Approx(2 * once_gain[i]));
 }
 
-TEST_CASE("rms_norm gives the same bits for any number of threads") {
-  auto const x = reference::normal<bf16, 2>({1009, 131}, 1), dy = reference::normal<bf16, 2>({1009, 131}, 2);
+TEST_CASE_TEMPLATE("rms_norm gives the same bits for any number of threads", R, bf16, float) {
+  auto const x = reference::normal<R, 2>({1009, 131}, 1), dy = reference::normal<R, 2>({1009, 131}, 2);
   auto const gain = reference::normal<bf16, 1>({131}, 3);
   same_bits_for_any_thread_count([&](exec::host& ex) {
-    tensor<bf16, 2> out({1009, 131}), d_in({1009, 131});
+    tensor<bf16, 2> out({1009, 131});
+    tensor<R, 2> d_in({1009, 131});
     tensor<float, 1> deviation({1009}), d_gain({131});
     ops::rms_norm(ex, out.view(), deviation.view(), x, gain);
     ops::rms_norm_backward(ex, d_in.view(), d_gain.view(), dy, x, deviation, gain);

@@ -42,6 +42,34 @@ TEST_CASE_TEMPLATE("dropout drops and scales what the host does, to the bit, whe
         }
 }
 
+TEST_CASE_TEMPLATE("dropout between two types gives the host's bits, wherever arrays lie", P,
+                   types<float, float, bf16>, types<float, float, fp16>, types<bf16, bf16, float>) {
+  using Out = typename P::T;
+  using In = typename P::R;
+  exec::cuda ex;
+  exec::host host({.threads = 1});
+  for (auto [rows, width] : {fixture::shape{0, 8}, {3, 0}, {1, 1}, {2, 3}, {7, 129}, {33, 16}, {1, 1021}})
+    for (auto probability : {0.0f, 0.1f, 1.0f})
+      for (auto how : lyings) {
+        CAPTURE(rows);
+        CAPTURE(width);
+        ops::dropout_options const options{
+            .probability = probability, .seed = 3, .step = 17, .layer = 2, .first_sample = 5};
+        auto const flat = reference::normal<In, 1>({rows * width}, 1);
+        tensor<In, 2> x({rows, width});
+        for (index_t i = 0; i < flat.size(); ++i) x.data()[i] = flat(i);
+        device_rows<In> in(ex, flat, how, 0);
+        device_rows<Out> out(ex, how, 1, 1, rows * width);
+        auto const shaped = [rows = rows, width = width](auto& array) {
+          return array.flat().template reshape<2>({rows, width});
+        };
+        ops::dropout(ex, shaped(out), shaped(in), options);
+        tensor<Out, 2> expected({rows, width});
+        ops::dropout(host, expected.view(), x, options);
+        CHECK(bits(out.read(ex)) == bits(expected));
+      }
+}
+
 TEST_CASE_TEMPLATE("parts of samples have the host's mask on CUDA", T, float, bf16) {
   exec::cuda ex;
   exec::host host({.threads = 1});

@@ -89,9 +89,9 @@ void compare(exec::cuda& ex, sizes s, activation form, bool with_bias, placement
   on_device<T, 1> b(ex, bias, {.offset = where.offset});
   auto const bias_view = with_bias ? b.view() : test::device_view<T, 1>();
   on_device<T, 2> y(ex, {s.m, s.n}, where), pre(ex, {s.m, s.n}, where);
-  ops::linear(ex, y.view(), x, w, bias_view, {.activation = form});
+  ops::linear(ex, y.view(), x.view(), w, bias_view, {.activation = form});
   CHECK(max_relative_error(y.read(ex), expected.out) < tolerance);
-  ops::linear(ex, y.view(), x, w, bias_view, {.activation = form, .pre_activation = pre});
+  ops::linear(ex, y.view(), x.view(), w, bias_view, {.activation = form, .pre_activation = pre});
   CHECK(max_relative_error(y.read(ex), expected.out) < tolerance);
   CHECK(max_relative_error(pre.read(ex), expected.pre) < tolerance);
 
@@ -126,6 +126,33 @@ void compare(exec::cuda& ex, sizes s, activation form, bool with_bias, placement
   check(expected.d_before, expected.d_weight, expected.d_bias);
 }
 
+/// An output of another type than the operands, within the tolerance of the output's.
+template <class Out, class T>
+void compare_into(exec::cuda& ex, sizes s, placement where = {}) {
+  CAPTURE(s.m);
+  CAPTURE(s.k);
+  CAPTURE(s.n);
+  CAPTURE(where.offset);
+  auto const in = reference::normal<T, 2>({s.m, s.k}, 1),
+             weight = reference::normal<T, 2>({s.n, s.k}, 2, 0.3f);
+  on_device<T, 2> x(ex, in, where), w(ex, weight, where), pre(ex, {s.m, s.n}, where);
+  on_device<Out, 2> y(ex, {s.m, s.n}, where);
+  for (auto form : {activation::none, activation::gelu_tanh, activation::gelu_erf})
+    for (bool with_bias : {false, true}) {
+      auto const bias = reference::normal<T, 1>({with_bias ? s.n : 0}, 4);
+      on_device<T, 1> b(ex, bias, {.offset = where.offset});
+      auto const bias_view = with_bias ? b.view() : test::device_view<T, 1>();
+      exact const expected(s, doubles(in.span()), doubles(weight.span()), doubles(bias.span()),
+                           std::vector<double>(static_cast<std::size_t>(s.m * s.n)), doubles(in.span()),
+                           form);
+      ops::linear(ex, y.view(), x.view(), w, bias_view, {.activation = form});
+      CHECK(max_relative_error(y.read(ex), expected.out) < reference::tolerance<Out>());
+      ops::linear(ex, y.view(), x.view(), w, bias_view, {.activation = form, .pre_activation = pre});
+      CHECK(max_relative_error(y.read(ex), expected.out) < reference::tolerance<Out>());
+      CHECK(max_relative_error(pre.read(ex), expected.pre) < reference::tolerance<T>());
+    }
+}
+
 void compare_all(exec::cuda& ex) {
   for (auto form : {activation::none, activation::gelu_tanh, activation::gelu_erf})
     for (bool with_bias : {false, true}) {
@@ -140,6 +167,12 @@ void compare_all(exec::cuda& ex) {
   compare<fp16, float>(ex, {131, 3, 260}, activation::gelu_tanh,
                        true);                                  // several splits and blocks of columns
   compare<float, bf16>(ex, {5, 6, 7}, activation::none, true); // gradients in fewer bits
+  for (auto const& where : {placement{}, {.offset = 3, .gap = 2}})
+    for (auto const& s : {sizes{1, 1, 1}, {0, 3, 2}, {8, 16, 24}, {9, 11, 13}, {131, 3, 260}}) {
+      compare_into<float, bf16>(ex, s, where);
+      compare_into<float, fp16>(ex, s, where);
+      compare_into<bf16, float>(ex, s, where);
+    }
 }
 
 } // namespace
@@ -174,11 +207,16 @@ TEST_CASE("bias, GELU, its slope and the bias gradient are part of the product w
                      cuda_emulation::epilogues_started() - epilogues);
   };
   using count = std::pair<std::int64_t, std::int64_t>;
-  CHECK(fused([&] { ops::linear(ex, out.view(), in, weight, bias.view()); }) == count(1, 1));
+  CHECK(fused([&] { ops::linear(ex, out.view(), in.view(), weight, bias.view()); }) == count(1, 1));
   CHECK(fused([&] {
-          ops::linear(ex, out.view(), in, weight, bias.view(),
+          ops::linear(ex, out.view(), in.view(), weight, bias.view(),
                       {.activation = activation::gelu_tanh, .pre_activation = pre});
         }) == count(1, 1));
+  // An output in fp32 is the product's own; the bias is another kernel, and none takes memory.
+  on_device<float, 2> out_fp32(ex, {m, n});
+  auto const allocations = ex.scratch().allocations();
+  CHECK(fused([&] { ops::linear(ex, out_fp32.view(), in.view(), weight, bias.view()); }) == count(1, 0));
+  CHECK(ex.scratch().allocations() == allocations);
   ops::linear_gradients<bf16, float, exec::cuda_memory> const gradients{d_in, d_weight, d_bias};
   // The weight's gradient with the bias's, and the input's with the slope of what made it.
   CHECK(fused([&] {
@@ -195,14 +233,14 @@ TEST_CASE("rows and sums of none are legal: gradients are zero, outputs the bias
   on_device<float, 1> b(ex, bias), d_bias(ex, reference::normal<float, 1>({4}, 2));
   on_device<float, 2> no_rows(ex, {0, 3}), weight(ex, {4, 3}), no_out(ex, {0, 4}),
       d_weight(ex, reference::normal<float, 2>({4, 3}, 3));
-  ops::linear(ex, no_out.view(), no_rows, weight, b.view());
+  ops::linear(ex, no_out.view(), no_rows.view(), weight, b.view());
   ops::linear_backward(ex, ops::linear_gradients<float, float, exec::cuda_memory>{no_rows, d_weight, d_bias},
                        no_out, no_rows, weight);
   CHECK(max_relative_error(d_bias.read(ex), std::vector<double>(4)) == 0);
   CHECK(max_relative_error(d_weight.read(ex), std::vector<double>(12)) == 0);
 
   on_device<float, 2> empty_in(ex, {2, 0}), empty_weight(ex, {4, 0}), out(ex, {2, 4});
-  ops::linear(ex, out.view(), empty_in, empty_weight, b.view());
+  ops::linear(ex, out.view(), empty_in.view(), empty_weight, b.view());
   auto const got = out.read(ex);
   for (index_t j = 0; j < 4; ++j) CHECK(got(1, j) == bias(j));
 }
@@ -249,7 +287,7 @@ TEST_CASE("NaN passes through products, bias and GELU") {
     auto in = reference::normal<bf16, 2>({8, 8}, 1);
     in(3, 2) = bf16(NAN);
     on_device<bf16, 2> x(ex, in), weight(ex, reference::normal<bf16, 2>({8, 8}, 2)), out(ex, {8, 8});
-    ops::linear(ex, out.view(), x, weight, test::device_view<bf16, 1>(), {.activation = form});
+    ops::linear(ex, out.view(), x.view(), weight, test::device_view<bf16, 1>(), {.activation = form});
     auto const got = out.read(ex);
     for (index_t j = 0; j < 8; ++j) {
       CHECK(std::isnan(static_cast<float>(got(3, j))));

@@ -68,7 +68,7 @@ void compare(index_t rows, index_t width, index_t classes, index_t chunk, bool a
   ops::linear_cross_entropy_options<exec::cuda_memory> options{
       .gradient_scale = 0.5f, .accumulate = accumulate, .chunk_rows = chunk};
   auto const loss = ops::linear_cross_entropy(
-      ex, ops::linear_cross_entropy_gradients<T, G, exec::cuda_memory>{d_in, d_weight}, device_in,
+      ex, ops::linear_cross_entropy_gradients<T, G, exec::cuda_memory>{d_in, d_weight}, device_in.view(),
       device_weight, device_targets, options, memory);
   CHECK(loss.count == expected.count);
   CHECK(std::fabs(loss.sum - expected.sum) <= reference::tolerance<T>() * std::fabs(expected.sum));
@@ -78,7 +78,7 @@ void compare(index_t rows, index_t width, index_t classes, index_t chunk, bool a
   CHECK(memory.peak() == memory.capacity());
 
   options.totals = totals;
-  auto const evaluated = ops::linear_cross_entropy<exec::cuda, T, G>(ex, {}, device_in, device_weight,
+  auto const evaluated = ops::linear_cross_entropy<exec::cuda, T, G>(ex, {}, device_in.view(), device_weight,
                                                                      device_targets, options, memory);
   CHECK(evaluated.count == 0);
   auto const sums = totals.read(ex);
@@ -95,6 +95,34 @@ TEST_CASE("loss and gradients of the head on CUDA are those of float64 whatever 
   }
   compare<bf16, bf16>(19, 16, 50, 0, false);
   compare<float, float>(1, 1, 2, 0, false);
+}
+
+TEST_CASE("the gradient of the head's input may be stored in more bits than the input on CUDA") {
+  exec::cuda ex;
+  index_t const rows = 19, width = 13, classes = 37, chunk = 7;
+  auto const in = reference::normal<bf16, 2>({rows, width}, 1),
+             weight = reference::normal<bf16, 2>({classes, width}, 2, 0.5f);
+  auto const targets = reference::integers(rows, static_cast<std::int32_t>(classes), 3);
+  exact const expected(rows, width, classes, reference::doubles(in.span()), reference::doubles(weight.span()),
+                       targets.span(), 1.0f);
+  on_device<bf16, 2> device_in(ex, in), device_weight(ex, weight), rounded(ex, {rows, width});
+  on_device<float, 2> d_in(ex, {rows, width}), d_weight(ex, {classes, width});
+  on_device<std::int32_t, 1> device_targets(ex, targets);
+  device_arena memory(ops::linear_cross_entropy_scratch_bytes<bf16, exec::cuda_memory>(rows, classes, chunk));
+  ops::linear_cross_entropy_options<exec::cuda_memory> const options{.chunk_rows = chunk};
+  (void)ops::linear_cross_entropy(
+      ex, ops::linear_cross_entropy_gradients<float, float, exec::cuda_memory>{d_in, d_weight},
+      device_in.view(), device_weight, device_targets, options, memory);
+  (void)ops::linear_cross_entropy(
+      ex, ops::linear_cross_entropy_gradients<bf16, float, exec::cuda_memory>{rounded, d_weight},
+      device_in.view(), device_weight, device_targets, options, memory);
+  auto const exactly = d_in.read(ex);
+  auto const once = rounded.read(ex);
+  CHECK(reference::max_relative_error(exactly, expected.d_in) < reference::tolerance<bf16>());
+  for (index_t i = 0; i < exactly.size(); ++i) {
+    auto const value = exactly.data()[i];
+    CHECK(std::fabs(value - static_cast<float>(once.data()[i])) <= 0x1p-8f * std::fabs(value) + 1e-6f);
+  }
 }
 
 TEST_CASE_TEMPLATE("ranks with slices of the vocabulary get the whole loss and their parts on CUDA", T, float,
@@ -133,7 +161,7 @@ TEST_CASE_TEMPLATE("ranks with slices of the vocabulary get the whole loss and t
       ops::linear_cross_entropy_gradients<T, float, exec::cuda_memory> gradients;
       if (round == 1) gradients = {part, d_weight.view().slice(0, begin, end)};
       auto const loss = ops::linear_cross_entropy(
-          ex, gradients, device_in, device_weight.view().slice(0, begin, end), device_targets,
+          ex, gradients, device_in.view(), device_weight.view().slice(0, begin, end), device_targets,
           {.gradient_scale = 0.5f, .chunk_rows = chunk, .first_class = begin, .classes = classes}, memory,
           merge);
       CHECK(call == 2);
@@ -156,8 +184,8 @@ TEST_CASE("no rows give no loss and zero gradients on CUDA") {
   on_device<std::int32_t, 1> targets(ex, {0});
   device_arena memory(ops::linear_cross_entropy_scratch_bytes<float, exec::cuda_memory>(0, 5));
   auto const loss = ops::linear_cross_entropy(
-      ex, ops::linear_cross_entropy_gradients<float, float, exec::cuda_memory>{in, d_weight}, in, weight,
-      targets, {}, memory);
+      ex, ops::linear_cross_entropy_gradients<float, float, exec::cuda_memory>{in, d_weight}, in.view(),
+      weight, targets, {}, memory);
   CHECK(loss.count == 0);
   auto const zeros = d_weight.read(ex);
   for (auto value : zeros.span()) CHECK(value == 0);
@@ -171,7 +199,7 @@ TEST_CASE("a bad target of the head is named once somebody waits") {
   on_device<std::int32_t, 1> device_targets(ex, targets);
   on_device<double, 1> totals(ex, {2});
   device_arena memory(ops::linear_cross_entropy_scratch_bytes<float, exec::cuda_memory>(4, 6));
-  (void)ops::linear_cross_entropy<exec::cuda, float, float>(ex, {}, in, weight, device_targets,
+  (void)ops::linear_cross_entropy<exec::cuda, float, float>(ex, {}, in.view(), weight, device_targets,
                                                             {.totals = totals}, memory);
   auto const caught = test::error_of<size_error>([&] { ex.synchronize(); });
   CHECK(caught.id == "E-ops-004");

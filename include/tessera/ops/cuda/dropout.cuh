@@ -45,24 +45,29 @@ struct dropout_elements {
 
 template <>
 struct dropout_on<exec::cuda_backend> {
-  template <exec::cuda_space Ex, storage_scalar T, dropout_numbers Numbers>
+  /// There is a residual only where both types are one.
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar In, dropout_numbers Numbers>
   static void run(Ex& ex, view<T, 2, typename Ex::memory> out, view<T const, 2, typename Ex::memory> residual,
-                  view<T const, 2, typename Ex::memory> in, dropout_mask<Numbers> const& mask) {
-    using array = view<T const, 1, typename Ex::memory>;
+                  view<In const, 2, typename Ex::memory> in, dropout_mask<Numbers> const& mask) {
     auto const size = in.size();
+    view<T, 1, typename Ex::memory> const all_out(out.data(), {size});
+    view<In const, 1, typename Ex::memory> const all_in(in.data(), {size});
     cuda_detail::dropout_elements<Numbers> const dropout{mask};
     auto const y = exec::writes(out.data());
-    auto const r = exec::reads(residual.data()), x = exec::reads(in.data());
-    if (mask.probability > 0 && residual.data() != nullptr)
-      exec::for_elements(ex, size, dropout, y, r, x);
-    else if (mask.probability > 0)
+    auto const x = exec::reads(in.data());
+    if constexpr (std::same_as<T, In>)
+      if (residual.data() != nullptr) {
+        if (mask.probability > 0)
+          exec::for_elements(ex, size, dropout, y, exec::reads(residual.data()), x);
+        else
+          add_on<exec::cuda_backend>::run(
+              ex, all_out, view<T const, 1, typename Ex::memory>(residual.data(), {size}), all_in);
+        return;
+      }
+    if (mask.probability > 0)
       exec::for_elements(ex, size, dropout, y, x);
-    else if (residual.data() != nullptr)
-      add_on<exec::cuda_backend>::run(ex, view<T, 1, typename Ex::memory>(out.data(), {size}),
-                                      array(residual.data(), {size}), array(in.data(), {size}));
     else
-      cast_on<exec::cuda_backend>::run(ex, view<T, 1, typename Ex::memory>(out.data(), {size}),
-                                       array(in.data(), {size}));
+      cast_on<exec::cuda_backend>::run(ex, all_out, all_in);
   }
 };
 

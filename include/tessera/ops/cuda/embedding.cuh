@@ -29,12 +29,13 @@ struct matrix_rows {
   __device__ T* at(index_t row, index_t column) const { return data + row * stride + column; }
 };
 
-template <storage_scalar T>
+template <storage_scalar T, storage_scalar Table>
 TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
     embedding_kernel(matrix_rows<T> out, view<std::int32_t const, 2, cuda_memory> tokens,
-                     matrix_rows<T const> table, detail::vocabulary_slice slice,
-                     matrix_rows<T const> positions, token_positions places, index_t width, fault_flag flag) {
-  constexpr int n = exec::pack_size<T>;
+                     matrix_rows<Table const> table, detail::vocabulary_slice slice,
+                     matrix_rows<Table const> positions, token_positions places, index_t width,
+                     fault_flag flag) {
+  constexpr int n = exec::pack_size<T, Table>;
   auto const row = index_t{blockIdx.x} * embedding_rows + threadIdx.y;
   if (row >= tokens.size()) return;
   auto const t = row % tokens.extent(1);
@@ -151,10 +152,10 @@ struct embedding_on<exec::cuda_backend> {
   template <class T, int Rank>
   using device_view = view<T, Rank, exec::cuda_memory>;
 
-  template <exec::cuda_space Ex, storage_scalar T>
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar Table>
   static void forward(Ex& ex, device_view<T, 2> out, device_view<std::int32_t const, 2> tokens,
-                      device_view<T const, 2> table, detail::vocabulary_slice slice,
-                      device_view<T const, 2> positions, token_positions places, site where) {
+                      device_view<Table const, 2> table, detail::vocabulary_slice slice,
+                      device_view<Table const, 2> positions, token_positions places, site where) {
     using namespace cuda_detail;
     auto const flag =
         ex.template handle<faults>().expect(fault::token, slice.vocabulary, where, tokens.extent(1));
@@ -162,8 +163,8 @@ struct embedding_on<exec::cuda_backend> {
                  {.grid = exec::grid_of((tokens.size() + embedding_rows - 1) / embedding_rows),
                   .block = dim3(embedding_lanes, embedding_rows),
                   .where = where},
-                 embedding_kernel<T>, matrix_rows<T>(out), tokens, matrix_rows<T const>(table), slice,
-                 matrix_rows<T const>(positions), places, table.extent(1), flag);
+                 embedding_kernel<T, Table>, matrix_rows<T>(out), tokens, matrix_rows<Table const>(table),
+                 slice, matrix_rows<Table const>(positions), places, table.extent(1), flag);
   }
 
   template <exec::cuda_space Ex, storage_scalar G, storage_scalar T>

@@ -2,8 +2,9 @@
 /// sums the bias gradient, wherever its rules on addresses allow that; separate kernels elsewhere.
 ///
 /// The GELU inside a product is the tanh form, for 16-bit storage: nothing is said of the accuracy of
-/// cuBLASLt's tanh, so fp32 and the erf form go through this library's own formula. A bias gradient that is
-/// added to, and one behind an activation, is summed by a kernel.
+/// cuBLASLt's tanh, so fp32 and the erf form go through this library's own formula. An output of another type
+/// than the operands is made of sums in fp32, without an epilogue: the bias of one would have the output's
+/// type. A bias gradient that is added to, and one behind an activation, is summed by a kernel.
 #ifndef TESSERA_OPS_CUDA_LINEAR_CUH
 #define TESSERA_OPS_CUDA_LINEAR_CUH
 
@@ -52,33 +53,26 @@ struct linear_on<exec::cuda_backend> {
   template <class T, int Rank>
   using device_view = view<T, Rank, exec::cuda_memory>;
 
-  template <exec::cuda_space Ex, storage_scalar T>
-  static void forward(Ex& ex, device_view<T, 2> out, device_view<T const, 2> in,
+  template <exec::cuda_space Ex, storage_scalar Out, storage_scalar T>
+  static void forward(Ex& ex, device_view<Out, 2> out, device_view<T const, 2> in,
                       device_view<T const, 2> weight, device_view<T const, 1> bias,
                       linear_options<T, exec::cuda_memory> const& options, site where) {
     auto const pre = options.pre_activation;
     device_view<T const, 2> const weight_t(weight.data(), {weight.extent(1), weight.extent(0)},
                                            {1, weight.stride(0)});
-    if (options.activation == activation::gelu_tanh &&
-        gelu_by_product(ex, out, in, weight_t, bias, pre, where))
-      return;
-    // Product and bias first, where they are kept or else in the output.
-    auto const before = pre.empty() ? out : pre;
-    product_plus_bias(ex, before, in, weight_t, bias, where);
-    auto const finish = [&](auto function) {
-      exec::for_elements(ex, out.extent(0), out.extent(1), function, exec::writes(out.data(), out.stride(0)),
-                         exec::reads(before.data(), before.stride(0)));
-    };
-    switch (options.activation) {
-    case activation::none:
-      if (!pre.empty()) finish(cuda_detail::unchanged{});
-      break;
-    case activation::gelu_tanh:
-      finish(cuda_detail::gelu_of<gelu_form::tanh>{});
-      break;
-    case activation::gelu_erf:
-      finish(cuda_detail::gelu_of<gelu_form::erf>{});
-      break;
+    if constexpr (std::same_as<Out, T>) {
+      if (options.activation == activation::gelu_tanh &&
+          gelu_by_product(ex, out, in, weight_t, bias, pre, where))
+        return;
+      // Product and bias first, where they are kept or else in the output.
+      auto const before = pre.empty() ? out : pre;
+      product_plus_bias(ex, before, in, weight_t, bias, where);
+      activate(ex, out, before, options.activation);
+    } else {
+      auto const before = fp32_of(ex, out, where);
+      product_plus_bias(ex, before, in, weight_t, bias, where);
+      if (!pre.empty()) activate(ex, pre, before, activation::none);
+      activate(ex, out, before, options.activation);
     }
   }
 
@@ -119,6 +113,27 @@ private:
                                                                 batch_of_one(b), false, then, where);
   }
 
+  /// out = activation(before); `before` may be `out`.
+  template <exec::cuda_space Ex, storage_scalar Out, storage_scalar Before>
+  static void activate(Ex& ex, device_view<Out, 2> out, device_view<Before, 2> before,
+                       ops::activation activation) {
+    auto const pass = [&](auto function) {
+      exec::for_elements(ex, out.extent(0), out.extent(1), function, exec::writes(out.data(), out.stride(0)),
+                         exec::reads(before.data(), before.stride(0)));
+    };
+    switch (activation) {
+    case activation::none:
+      if (static_cast<void*>(out.data()) != before.data()) pass(cuda_detail::unchanged{});
+      break;
+    case activation::gelu_tanh:
+      pass(cuda_detail::gelu_of<gelu_form::tanh>{});
+      break;
+    case activation::gelu_erf:
+      pass(cuda_detail::gelu_of<gelu_form::erf>{});
+      break;
+    }
+  }
+
   template <exec::cuda_space Ex, storage_scalar T>
   static bool gelu_by_product(Ex& ex, device_view<T, 2> out, device_view<T const, 2> in,
                               device_view<T const, 2> weight_t, device_view<T const, 1> bias,
@@ -136,22 +151,28 @@ private:
     }
   }
 
-  template <exec::cuda_space Ex, storage_scalar T>
-  static void product_plus_bias(Ex& ex, device_view<T, 2> out, device_view<T const, 2> in,
+  /// The output, or scratch of its size where it has fewer bits.
+  template <exec::cuda_space Ex, storage_scalar Out>
+  static device_view<float, 2> fp32_of(Ex& ex, device_view<Out, 2> out, site where) {
+    if constexpr (std::same_as<Out, float>)
+      return out;
+    else
+      return {ex.template handle<exec::scratch<fp32_sums, exec::cuda_memory>>().template take<float>(
+                  out.size(), where),
+              out.extents()};
+  }
+
+  template <exec::cuda_space Ex, storage_scalar Out, storage_scalar T>
+  static void product_plus_bias(Ex& ex, device_view<Out, 2> out, device_view<T const, 2> in,
                                 device_view<T const, 2> weight_t, device_view<T const, 1> bias, site where) {
     using product_on = matmul_on<exec::cuda_backend>;
     if (bias.empty()) return product_on::run(ex, out, in, weight_t, false, where);
-    if (cuda_detail::suits_epilogue(bias) &&
-        product(ex, out, in, weight_t, {CUBLASLT_EPILOGUE_BIAS, bias.data()}, where))
-      return;
+    if constexpr (std::same_as<Out, T>)
+      if (cuda_detail::suits_epilogue(bias) &&
+          product(ex, out, in, weight_t, {CUBLASLT_EPILOGUE_BIAS, bias.data()}, where))
+        return;
     // The sum is rounded once, after the bias.
-    device_view<float, 2> sums;
-    if constexpr (std::same_as<T, float>)
-      sums = out;
-    else
-      sums = {ex.template handle<exec::scratch<fp32_sums, exec::cuda_memory>>().template take<float>(
-                  out.size(), where),
-              out.extents()};
+    auto const sums = fp32_of(ex, out, where);
     product_on::run(ex, sums, in, weight_t, false, where);
     exec::for_elements(ex, out.extent(0), out.extent(1), cuda_detail::plus_bias{},
                        exec::writes(out.data(), out.stride(0)), exec::reads(sums.data(), sums.stride(0)),

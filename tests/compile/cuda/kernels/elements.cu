@@ -24,6 +24,8 @@ void elements(exec::cuda& ex, on_device<T, 1> flat, on_device<T, 2> rows, on_dev
   ops::copy_rows(ex, on_device<float, 4>{}, heads);
   ops::add_rows(ex, on_device<float, 4>{}, heads);
   ops::dropout(ex, rows, rows, {});
+  ops::dropout(ex, rows, on_device<float, 2>{}, {});
+  ops::dropout(ex, on_device<float, 2>{}, rows, {});
   ops::dropout_add(ex, rows, rows, rows, {});
   ops::gelu(ex, flat, flat);
   ops::gelu_backward(ex, flat, flat, flat);

@@ -2,6 +2,7 @@
 // gradients.
 #include <tessera/ops/cuda/linear.cuh>
 #include <tessera/ops/cuda/linear_cross_entropy.cuh>
+#include <tessera/ops/cuda/linear_swiglu.cuh>
 #include <tessera/ops/cuda/matmul.cuh>
 
 using namespace tessera;
@@ -15,9 +16,13 @@ void products(exec::cuda& ex, on_device<T, 2> x, on_device<T, 3> batch, on_devic
   ops::matmul(ex, gradient, x, x);
   ops::matmul_batched(ex, batch, batch, batch);
   ops::linear(ex, x, x, x, bias);
+  ops::linear(ex, on_device<float, 2>{}, x, x, bias);
+  ops::linear_swiglu(ex, x, x, x, x);
   ops::linear_backward<exec::cuda, T, G>(ex, {x, gradient, bias_gradient}, x, x, x);
   (void)ops::linear_cross_entropy<exec::cuda, T, G>(ex, {x, gradient}, x, x, on_device<std::int32_t, 1>{}, {},
                                                     memory);
+  (void)ops::linear_cross_entropy<exec::cuda, float, G>(ex, {{}, gradient}, x, x,
+                                                        on_device<std::int32_t, 1>{}, {}, memory);
 }
 template void products<float, float>(exec::cuda&, on_device<float, 2>, on_device<float, 3>,
                                      on_device<float, 1>, on_device<float, 2>, on_device<float, 1>,

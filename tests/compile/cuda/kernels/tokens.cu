@@ -10,6 +10,7 @@ using on_device = view<T, Rank, exec::cuda_memory>;
 template <storage_scalar T, storage_scalar G>
 void tokens(exec::cuda& ex, on_device<T, 2> x, on_device<G, 2> gradient, on_device<std::int32_t, 2> tokens) {
   ops::embedding(ex, x, tokens, x, x);
+  ops::embedding(ex, on_device<float, 2>{}, tokens, x, x);
   ops::embedding_backward(ex, gradient, gradient, x, tokens);
   (void)ops::cross_entropy(ex, x, {}, on_device<std::int32_t, 1>{});
   ops::softmax_statistics(ex, {}, x, on_device<std::int32_t, 1>{});

@@ -14,10 +14,12 @@
 
 namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
 
-template <storage_scalar T>
+/// R is the storage type of what is normalised and of its gradient, T that of the rest.
+template <storage_scalar T, storage_scalar R>
 struct norm_forward {
-  row_array<T> out, sums; ///< `sums` and `b` are empty where there is no residual.
-  row_array<T const> a, b;
+  row_array<T> out;
+  row_array<R> sums; ///< It and `b` are empty where there is no residual.
+  row_array<R const> a, b;
   T const *gain, *bias;
   float *mean, *deviation;
   index_t rows;
@@ -34,8 +36,8 @@ constexpr int backward_share(int n) noexcept {
   return n == 1 ? 8 : 16;
 }
 
-template <bool Centred, int N, storage_scalar T>
-TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_forward_kernel(norm_forward<T> const p) {
+template <bool Centred, int N, storage_scalar T, storage_scalar R>
+TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_forward_kernel(norm_forward<T, R> const p) {
   constexpr int packs = forward_share(N) / N;
   auto const row = index_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (row >= p.rows) return; // a whole group, which is one warp where a block has several
@@ -47,13 +49,13 @@ TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_forward_kernel(norm
   auto const read = [&](int begin, bool first) {
     auto const with_residual = p.sums.data != nullptr;
     auto const a =
-        read_packs<N, packs, T>(with_residual && !first ? p.sums.row(row) : p.a.row(row), begin, width);
+        read_packs<N, packs, R>(with_residual && !first ? p.sums.row(row) : p.a.row(row), begin, width);
     for (int k = 0; k < packs; ++k)
       for (int e = 0; e < N; ++e) x[k][e] = a(k, e);
     if (!with_residual || !first) return;
     auto const b = read_packs<N, packs>(p.b.row(row), begin, width);
     for_packs<N, packs>(begin, width, [&](int k, int i) {
-      for (int e = 0; e < N; ++e) x[k][e] = T(x[k][e] + b(k, e)); // rounded as stored
+      for (int e = 0; e < N; ++e) x[k][e] = R(x[k][e] + b(k, e)); // rounded as stored
       exec::store_pack(p.sums.row(row) + i, x[k]);
     });
   };
@@ -94,10 +96,10 @@ TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_forward_kernel(norm
   }
 }
 
-template <storage_scalar T>
+template <storage_scalar T, storage_scalar R>
 struct norm_backward {
-  row_array<T> d_in;
-  row_array<T const> d_out, in;
+  row_array<R> d_in;
+  row_array<R const> d_out, in;
   T const* gain;
   float const *mean, *deviation;
   float* partial; ///< For each block a row of d_gain, and one of d_bias where centred.
@@ -110,14 +112,14 @@ struct norm_backward {
 /// With h = d_out * gain and n the normalised input:
 ///     d_in = (h - mean(h) - n mean(h n)) / deviation   (without mean(h) where not centred),
 ///     d_gain = sum over rows of d_out n,  d_bias = sum over rows of d_out.
-template <bool Centred, int N, storage_scalar T>
-TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_backward_kernel(norm_backward<T> const p) {
+template <bool Centred, int N, storage_scalar T, storage_scalar R>
+TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_backward_kernel(norm_backward<T, R> const p) {
   constexpr int packs = backward_share(N) / N, kinds = Centred ? 2 : 1;
   auto const width = p.width, stretch = packs * N * int(blockDim.x);
   auto const held = width <= stretch;
   auto* const partial = p.partial + index_t{blockIdx.x} * kinds * width;
 
-  row_packs<N, packs, T> dy;
+  row_packs<N, packs, R> dy;
   float x[packs][N], sums[kinds][packs][N] = {}; // x: normalised
   if (!held)
     for (int i = int(threadIdx.x); i < kinds * width; i += int(blockDim.x)) partial[i] = 0;
@@ -195,40 +197,42 @@ TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_backward_kernel(nor
 /// used.
 template <bool Centred>
 struct norm_rows {
-  template <exec::cuda_space Ex, storage_scalar T, memory_space M = typename Ex::memory>
-  static void forward(Ex& ex, view<T, 2, M> out, view<T, 2, M> sums, view<float, 1, M> mean,
-                      view<float, 1, M> deviation, view<T const, 2, M> a, view<T const, 2, M> b,
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar R, memory_space M = typename Ex::memory>
+  static void forward(Ex& ex, view<T, 2, M> out, view<R, 2, M> sums, view<float, 1, M> mean,
+                      view<float, 1, M> deviation, view<R const, 2, M> a, view<R const, 2, M> b,
                       view<T const, 1, M> gain, view<T const, 1, M> bias, float epsilon) {
     auto const rows = a.extent(0), width = a.extent(1);
-    norm_forward<T> const p{.out = out,
-                            .sums = sums,
-                            .a = a,
-                            .b = b,
-                            .gain = gain.data(),
-                            .bias = bias.data(),
-                            .mean = mean.data(),
-                            .deviation = deviation.data(),
-                            .rows = rows,
-                            .width = narrow<int>(width),
-                            .share = 1.0f / static_cast<float>((std::max)(width, index_t{1})),
-                            .epsilon = epsilon};
-    constexpr int wide = exec::pack_size<T>;
+    norm_forward<T, R> const p{.out = out,
+                               .sums = sums,
+                               .a = a,
+                               .b = b,
+                               .gain = gain.data(),
+                               .bias = bias.data(),
+                               .mean = mean.data(),
+                               .deviation = deviation.data(),
+                               .rows = rows,
+                               .width = narrow<int>(width),
+                               .share = 1.0f / static_cast<float>((std::max)(width, index_t{1})),
+                               .epsilon = epsilon};
+    constexpr int wide = exec::pack_size<T, R>;
     auto const aligned = width % wide == 0 && p.out.aligned() && p.sums.aligned() && p.a.aligned() &&
                          p.b.aligned() && exec::aligned16(p.gain) && exec::aligned16(p.bias);
     auto const across = row_threads(width, forward_share(aligned ? wide : 1));
     auto const down = across == 32 ? index_t{4} : index_t{1};
     exec::launch(ex, {.grid = exec::grid_of((rows + down - 1) / down), .block = exec::grid_of(across, down)},
-                 aligned ? norm_forward_kernel<Centred, wide, T> : norm_forward_kernel<Centred, 1, T>, p);
+                 aligned ? norm_forward_kernel<Centred, wide, T, R> : norm_forward_kernel<Centred, 1, T, R>,
+                 p);
   }
 
-  template <exec::cuda_space Ex, storage_scalar T, storage_scalar G, memory_space M = typename Ex::memory>
-  static void backward(Ex& ex, view<T, 2, M> d_in, view<G, 1, M> d_gain, view<G, 1, M> d_bias,
-                       view<T const, 2, M> d_out, view<T const, 2, M> in, view<float const, 1, M> mean,
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar R, storage_scalar G,
+            memory_space M = typename Ex::memory>
+  static void backward(Ex& ex, view<R, 2, M> d_in, view<G, 1, M> d_gain, view<G, 1, M> d_bias,
+                       view<R const, 2, M> d_out, view<R const, 2, M> in, view<float const, 1, M> mean,
                        view<float const, 1, M> deviation, view<T const, 1, M> gain, bool accumulate,
                        bool accumulate_input, site where) {
     constexpr int kinds = Centred ? 2 : 1;
     auto const rows = in.extent(0), width = in.extent(1);
-    constexpr int wide = exec::pack_size<T>;
+    constexpr int wide = exec::pack_size<T, R>;
     auto const aligned = width % wide == 0 && row_array(d_in).aligned() && row_array(d_out).aligned() &&
                          row_array(in).aligned() && exec::aligned16(gain.data());
     auto const across = row_threads(width, backward_share(aligned ? wide : 1));
@@ -240,24 +244,25 @@ struct norm_rows {
     auto& scratch = ex.template handle<exec::scratch<norm_rows, M>>();
     auto* partial = scratch.template take<float>(blocks * kinds * width, where);
 
-    norm_backward<T> const p{.d_in = d_in,
-                             .d_out = d_out,
-                             .in = in,
-                             .gain = gain.data(),
-                             .mean = mean.data(),
-                             .deviation = deviation.data(),
-                             .partial = partial,
-                             .rows = rows,
-                             .rows_per_block = rows_per_block,
-                             .width = narrow<int>(width),
-                             .share = 1.0f / static_cast<float>((std::max)(width, index_t{1})),
-                             .accumulate_input = accumulate_input};
+    norm_backward<T, R> const p{.d_in = d_in,
+                                .d_out = d_out,
+                                .in = in,
+                                .gain = gain.data(),
+                                .mean = mean.data(),
+                                .deviation = deviation.data(),
+                                .partial = partial,
+                                .rows = rows,
+                                .rows_per_block = rows_per_block,
+                                .width = narrow<int>(width),
+                                .share = 1.0f / static_cast<float>((std::max)(width, index_t{1})),
+                                .accumulate_input = accumulate_input};
     exec::launch(ex,
                  {.grid = exec::grid_of(blocks),
                   .block = exec::grid_of(across, down),
                   .shared_bytes = down > 1 ? static_cast<std::size_t>(kinds * width) * sizeof(float) : 0,
                   .where = where},
-                 aligned ? norm_backward_kernel<Centred, wide, T> : norm_backward_kernel<Centred, 1, T>, p);
+                 aligned ? norm_backward_kernel<Centred, wide, T, R> : norm_backward_kernel<Centred, 1, T, R>,
+                 p);
 
     partial_outputs<G, kinds> outputs{{d_gain.data()}};
     if constexpr (Centred) outputs.out[1] = d_bias.data();

@@ -35,7 +35,8 @@ struct row_array {
 };
 
 /// Calls f(k, i) for each pack k of this thread in the stretch of a row that starts at `begin`, whose first
-/// element is i. N is the elements of an access of 16 bytes, or 1 where rows do not allow those.
+/// element is i. N is the elements of a pack (exec::pack_size of all the types that a kernel moves), or 1
+/// where rows do not allow accesses of 16 bytes.
 template <int N, int Packs, class F>
 __device__ __forceinline__ void for_packs(int begin, int width, F&& f) {
 #pragma unroll
@@ -51,20 +52,32 @@ struct row_packs {
   struct single {
     T values[1];
   };
-  std::conditional_t<N == 1, single, exec::vector16<T>> pack[Packs];
+  using access = std::conditional_t<N == 1, single, exec::vector16<T>>;
+  static constexpr int count = sizeof(access) / sizeof(T), parts = N / count;
+  static_assert(N % count == 0);
+  access part[Packs * parts];
 
-  __device__ __forceinline__ float operator()(int k, int e) const { return pack[k].values[e]; }
+  __device__ __forceinline__ float operator()(int k, int e) const {
+    if constexpr (parts == 1) // the divisions below count where nvcc decides what to unroll
+      return part[k].values[e];
+    else
+      return part[k * parts + e / count].values[e % count];
+  }
 };
 
 /// Reads them; 0 behind the row's end. All loads are under way before the first is waited for.
 template <int N, int Packs, storage_scalar T>
 __device__ __forceinline__ row_packs<N, Packs, T> read_packs(T const* row, int begin, int width) {
-  row_packs<N, Packs, T> read = {};
+  using packs = row_packs<N, Packs, T>;
+  packs read = {};
   for_packs<N, Packs>(begin, width, [&](int k, int i) {
-    if constexpr (N == 1)
-      read.pack[k].values[0] = row[i];
-    else
-      read.pack[k] = exec::load16(row + i);
+    if constexpr (N == 1) {
+      read.part[k].values[0] = row[i];
+    } else {
+#pragma unroll
+      for (int p = 0; p < packs::parts; ++p)
+        read.part[k * packs::parts + p] = exec::load16(row + i + p * packs::count);
+    }
   });
   return read;
 }
