@@ -19,8 +19,8 @@ struct dropout_on<exec::host_backend> {
       for (index_t count = 0; begin < end; begin += count) {
         auto const numbers = mask.numbers(begin);
         count = std::min({end - begin, block, numbers.count});
-        auto const *x = in.data() + begin,
-                   *r = residual.data() == nullptr ? nullptr : residual.data() + begin;
+        auto const* x = in.data() + begin;
+        auto const* r = residual.data() == nullptr ? nullptr : residual.data() + begin;
         auto* y = out.data() + begin;
         std::uint32_t words[block + 4];
         if (mask.probability > 0) fill(words, mask.random, numbers.index / 4);
