@@ -120,6 +120,7 @@
 #ifndef TESSERA_CORE_VIEW_HPP
 #define TESSERA_CORE_VIEW_HPP
 
+#include <concepts>
 #include <type_traits>
 
 /// Sizes of a rank-N array: 64-bit, row-major (the last index runs fastest).
@@ -526,6 +527,19 @@ private:
 /// view of mutable elements is accepted.
 template <class T, int Rank, class Memory = host_memory>
 using input = std::type_identity_t<view<T const, Rank, Memory>>;
+
+/// The same where the element type is deduced: a view, of constant elements or not, or a tensor.
+template <class X, int Rank, class Memory = host_memory>
+concept readable = std::convertible_to<X const&, view<typename X::value_type const, Rank, Memory>>;
+
+template <class X>
+using value_of = typename X::value_type;
+
+/// What such a parameter is read through.
+template <int Rank, class Memory = host_memory, readable<Rank, Memory> X>
+constexpr view<value_of<X> const, Rank, Memory> reading(X const& x) noexcept {
+  return x;
+}
 
 } // namespace tessera::inline TESSERA_ABI
 
@@ -1025,6 +1039,8 @@ template <class T, int Rank, memory_space Memory = host_memory>
   requires std::is_trivially_copyable_v<T>
 class tensor {
 public:
+  using value_type = T;
+
   tensor() = default;
   /// Throws size_error for impossible extents, out_of_memory where memory runs out.
   explicit tensor(tessera::extents<Rank> const& sizes, memory_account account = {}, site where = site::here())
@@ -3213,6 +3229,10 @@ private:
 
 namespace tessera::inline TESSERA_ABI::ops {
 
+/// An input whose storage type need not be that of the output.
+template <class X, int Rank, class Memory>
+concept scalar_input = readable<X, Rank, Memory> && storage_scalar<value_of<X>>;
+
 /// The argument has exactly these extents.
 template <class T, int Rank, memory_space M>
 void require_extents(char const* operation, char const* argument, view<T, Rank, M> given,
@@ -4940,9 +4960,9 @@ struct dropout_on;
 
 namespace detail {
 
-template <exec::space Ex, storage_scalar T>
+template <exec::space Ex, storage_scalar T, storage_scalar In>
 void dropout(char const* name, Ex& ex, view<T, 2, typename Ex::memory> out,
-             view<T const, 2, typename Ex::memory> residual, view<T const, 2, typename Ex::memory> in,
+             view<T const, 2, typename Ex::memory> residual, view<In const, 2, typename Ex::memory> in,
              dropout_options const& options, site where) {
   require_extents(name, "out", out, in.extents(), where);
   require_extents_or_none(name, "residual", residual, in.extents(), where);
@@ -4975,10 +4995,11 @@ void dropout(char const* name, Ex& ex, view<T, 2, typename Ex::memory> out,
 
 /// out = dropout(in), [rows, width], contiguous; out may be in. Throws size_error, or config_error for an
 /// impossible probability.
-template <exec::space Ex, storage_scalar T>
-void dropout(Ex& ex, view<T, 2, typename Ex::memory> out, input<T, 2, typename Ex::memory> in,
-             dropout_options const& options, site where = site::here()) {
-  detail::dropout("dropout", ex, out, view<T const, 2, typename Ex::memory>{}, in, options, where);
+template <exec::space Ex, storage_scalar T, scalar_input<2, typename Ex::memory> In>
+void dropout(Ex& ex, view<T, 2, typename Ex::memory> out, In const& in, dropout_options const& options,
+             site where = site::here()) {
+  detail::dropout("dropout", ex, out, view<T const, 2, typename Ex::memory>{},
+                  reading<2, typename Ex::memory>(in), options, where);
 }
 
 /// out = residual + dropout(in); out may be either input.
@@ -5003,15 +5024,15 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct dropout_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T, dropout_numbers Numbers>
-  static void run(Ex& ex, view<T, 2> out, view<T const, 2> residual, view<T const, 2> in,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar In, dropout_numbers Numbers>
+  static void run(Ex& ex, view<T, 2> out, view<T const, 2> residual, view<In const, 2> in,
                   dropout_mask<Numbers> const& mask) {
     host_detail::for_elements(ex, in.size(), [&](index_t begin, index_t end) {
       for (index_t count = 0; begin < end; begin += count) {
         auto const numbers = mask.numbers(begin);
         count = std::min({end - begin, block, numbers.count});
-        auto const *x = in.data() + begin,
-                   *r = residual.data() == nullptr ? nullptr : residual.data() + begin;
+        auto const* x = in.data() + begin;
+        auto const* r = residual.data() == nullptr ? nullptr : residual.data() + begin;
         auto* y = out.data() + begin;
         std::uint32_t words[block + 4];
         if (mask.probability > 0) fill(words, mask.random, numbers.index / 4);
@@ -5028,7 +5049,7 @@ struct dropout_on<exec::host_backend> {
           for (index_t i = 0; i < count; ++i)
             store(y[i], static_cast<float>(r[i]) + static_cast<float>(x[i]));
         } else {
-          for (index_t i = 0; i < count; ++i) y[i] = x[i];
+          for (index_t i = 0; i < count; ++i) y[i] = T(x[i]);
         }
       }
     });
@@ -5136,13 +5157,14 @@ struct embedding_on;
 
 /// tokens [B, T], out [B * T, width], table [V, width] or a slice of it, positions [P, width] or empty.
 /// Throws size_error where shapes do not fit, where a position does not exist or where a token is outside the
-/// vocabulary.
-template <exec::space Ex, storage_scalar T>
+/// vocabulary. The output's storage type need not be the tables'.
+template <exec::space Ex, storage_scalar T, scalar_input<2, typename Ex::memory> Table>
 void embedding(Ex& ex, view<T, 2, typename Ex::memory> out,
-               input<std::int32_t, 2, typename Ex::memory> tokens, input<T, 2, typename Ex::memory> table,
-               input<T, 2, typename Ex::memory> positions, embedding_options options = {},
+               input<std::int32_t, 2, typename Ex::memory> tokens, Table const& rows,
+               input<value_of<Table>, 2, typename Ex::memory> positions, embedding_options options = {},
                site where = site::here()) {
   constexpr auto name = "embedding";
+  auto const table = reading<2, typename Ex::memory>(rows);
   require_rows(name, "out", out, {tokens.extent(0) * tokens.extent(1), table.extent(1)}, where);
   require_dense_rows(name, "tokens", tokens, where);
   require_dense_rows(name, "table", table, where);
@@ -5192,9 +5214,9 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct embedding_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2> out, view<std::int32_t const, 2> tokens, view<T const, 2> table,
-                      detail::vocabulary_slice slice, view<T const, 2> positions, token_positions places,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar Table>
+  static void forward(Ex& ex, view<T, 2> out, view<std::int32_t const, 2> tokens, view<Table const, 2> table,
+                      detail::vocabulary_slice slice, view<Table const, 2> positions, token_positions places,
                       site where) {
     check("embedding", tokens, slice, where);
     auto const length = tokens.extent(1), width = table.extent(1);
@@ -5204,12 +5226,12 @@ struct embedding_on<exec::host_backend> {
       auto* y = out.data() + row * out.stride(0);
       if (at < 0) { // another slice's
         for (index_t i = 0; i < width; ++i)
-          y[i] = positions.data() == nullptr ? T(0.0f) : positions(places(t), i);
+          y[i] = positions.data() == nullptr ? T(0.0f) : T(positions(places(t), i));
         return;
       }
       auto const* x = table.data() + at * table.stride(0);
       if (positions.data() == nullptr) {
-        for (index_t i = 0; i < width; ++i) y[i] = x[i];
+        for (index_t i = 0; i < width; ++i) y[i] = T(x[i]);
         return;
       }
       auto const* p = positions.data() + places(t) * positions.stride(0);
@@ -5414,7 +5436,9 @@ private:
 ///
 /// Rows may lie apart; out may be in, d_in may be d_out. Cost: forward reads and writes each element once
 /// (with the residual: two reads, two writes), backward reads two and writes one. The gradients of gain and
-/// bias are summed over fixed chunks of rows in order: the same bits for any number of threads.
+/// bias are summed over fixed chunks of rows in order: the same bits for any number of threads. What is
+/// normalised, and its gradient, may be stored in another type than gain, bias and output: a residual stream
+/// in fp32 between products of 16-bit operands.
 #ifndef TESSERA_OPS_LAYER_NORM_HPP
 #define TESSERA_OPS_LAYER_NORM_HPP
 
@@ -5436,13 +5460,14 @@ template <class Backend>
 struct layer_norm_on;
 
 /// in, out [rows, width]; mean and reciprocal_deviation [rows] are kept for the backward. Throws size_error.
-template <exec::space Ex, storage_scalar T>
+template <exec::space Ex, storage_scalar T, scalar_input<2, typename Ex::memory> In>
 void layer_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
                 std::type_identity_t<view<float, 1, typename Ex::memory>> mean,
                 std::type_identity_t<view<float, 1, typename Ex::memory>> reciprocal_deviation,
-                input<T, 2, typename Ex::memory> in, input<T, 1, typename Ex::memory> gain,
-                input<T, 1, typename Ex::memory> bias, norm_options options = {}, site where = site::here()) {
+                In const& rows, input<T, 1, typename Ex::memory> gain, input<T, 1, typename Ex::memory> bias,
+                norm_options options = {}, site where = site::here()) {
   constexpr auto name = "layer_norm";
+  auto const in = reading<2, typename Ex::memory>(rows);
   require_rows(name, "out", out, in.extents(), where);
   require_dense_rows(name, "in", in, where);
   require_rows(name, "mean", mean, {in.extent(0)}, where);
@@ -5450,17 +5475,16 @@ void layer_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
   require_rows(name, "gain", gain, {in.extent(1)}, where);
   require_rows(name, "bias", bias, {in.extent(1)}, where);
   layer_norm_on<typename Ex::backend>::forward(
-      ex, out, view<T, 2, typename Ex::memory>{}, mean, reciprocal_deviation, in,
-      view<T const, 2, typename Ex::memory>{}, gain, bias, options.epsilon);
+      ex, out, view<value_of<In>, 2, typename Ex::memory>{}, mean, reciprocal_deviation, in,
+      view<value_of<In> const, 2, typename Ex::memory>{}, gain, bias, options.epsilon);
 }
 
 /// sum = a + b, out = layer_norm(sum), in one pass. `sum` may be the memory of a or b.
-template <exec::space Ex, storage_scalar T>
-void residual_layer_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
-                         std::type_identity_t<view<T, 2, typename Ex::memory>> sum,
+template <exec::space Ex, storage_scalar T, storage_scalar R>
+void residual_layer_norm(Ex& ex, view<T, 2, typename Ex::memory> out, view<R, 2, typename Ex::memory> sum,
                          std::type_identity_t<view<float, 1, typename Ex::memory>> mean,
                          std::type_identity_t<view<float, 1, typename Ex::memory>> reciprocal_deviation,
-                         input<T, 2, typename Ex::memory> a, input<T, 2, typename Ex::memory> b,
+                         input<R, 2, typename Ex::memory> a, input<R, 2, typename Ex::memory> b,
                          input<T, 1, typename Ex::memory> gain, input<T, 1, typename Ex::memory> bias,
                          norm_options options = {}, site where = site::here()) {
   constexpr auto name = "residual_layer_norm";
@@ -5478,15 +5502,15 @@ void residual_layer_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
 
 /// `in`, `mean` and `reciprocal_deviation` as the forward read and wrote them (for the residual form, in =
 /// sum). d_in [rows, width], d_gain and d_bias [width].
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-void layer_norm_backward(Ex& ex, view<T, 2, typename Ex::memory> d_in, view<G, 1, typename Ex::memory> d_gain,
+template <exec::space Ex, storage_scalar R, storage_scalar G, scalar_input<1, typename Ex::memory> Gain>
+void layer_norm_backward(Ex& ex, view<R, 2, typename Ex::memory> d_in, view<G, 1, typename Ex::memory> d_gain,
                          std::type_identity_t<view<G, 1, typename Ex::memory>> d_bias,
-                         input<T, 2, typename Ex::memory> d_out, input<T, 2, typename Ex::memory> in,
+                         input<R, 2, typename Ex::memory> d_out, input<R, 2, typename Ex::memory> in,
                          input<float, 1, typename Ex::memory> mean,
-                         input<float, 1, typename Ex::memory> reciprocal_deviation,
-                         input<T, 1, typename Ex::memory> gain, norm_backward_options options = {},
-                         site where = site::here()) {
+                         input<float, 1, typename Ex::memory> reciprocal_deviation, Gain const& gains,
+                         norm_backward_options options = {}, site where = site::here()) {
   constexpr auto name = "layer_norm_backward";
+  auto const gain = reading<1, typename Ex::memory>(gains);
   require_rows(name, "d_in", d_in, in.extents(), where);
   require_rows(name, "d_gain", d_gain, {in.extent(1)}, where);
   require_rows(name, "d_bias", d_bias, {in.extent(1)}, where);
@@ -5515,12 +5539,12 @@ void layer_norm_backward(Ex& ex, view<T, 2, typename Ex::memory> d_in, view<G, 1
 namespace tessera::inline TESSERA_ABI::ops::host_detail {
 
 /// Centred: subtract the mean and add a bias (layer norm). Otherwise `mean`, `bias` and `d_bias` are not
-/// used.
+/// used. R is the storage type of what is normalised and of its gradient, T that of the rest.
 template <bool Centred>
 struct norm_rows {
-  template <exec::host_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2> out, view<T, 2> sums, view<float, 1> mean, view<float, 1> deviation,
-                      view<T const, 2> a, view<T const, 2> b, view<T const, 1> gain, view<T const, 1> bias,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar R>
+  static void forward(Ex& ex, view<T, 2> out, view<R, 2> sums, view<float, 1> mean, view<float, 1> deviation,
+                      view<R const, 2> a, view<R const, 2> b, view<T const, 1> gain, view<T const, 1> bias,
                       float epsilon) {
     auto const width = a.extent(1);
     auto const share = 1.0f / static_cast<float>(width > 0 ? width : 1);
@@ -5561,9 +5585,9 @@ struct norm_rows {
   /// With h = d_out * gain and n the normalised input:
   ///     d_in = (h - mean(h) - n mean(h n)) / deviation   (without mean(h) where not centred),
   ///     d_gain = sum over rows of d_out n,  d_bias = sum over rows of d_out.
-  template <exec::host_space Ex, storage_scalar T, storage_scalar G>
-  static void backward(Ex& ex, view<T, 2> d_in, view<G, 1> d_gain, view<G, 1> d_bias, view<T const, 2> d_out,
-                       view<T const, 2> in, view<float const, 1> mean, view<float const, 1> deviation,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar R, storage_scalar G>
+  static void backward(Ex& ex, view<R, 2> d_in, view<G, 1> d_gain, view<G, 1> d_bias, view<R const, 2> d_out,
+                       view<R const, 2> in, view<float const, 1> mean, view<float const, 1> deviation,
                        view<T const, 1> gain, bool accumulate, bool accumulate_input, site where) {
     auto const rows = in.extent(0), width = in.extent(1);
     auto const share = 1.0f / static_cast<float>(width > 0 ? width : 1);
@@ -5606,9 +5630,9 @@ struct norm_rows {
           }
         };
         if (accumulate_input)
-          write([](T old_value) { return static_cast<float>(old_value); });
+          write([](R old_value) { return static_cast<float>(old_value); });
         else
-          write([](T) { return 0.0f; });
+          write([](R) { return 0.0f; });
       }
     });
 
@@ -5643,16 +5667,16 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct layer_norm_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2> out, view<T, 2> sum, view<float, 1> mean, view<float, 1> deviation,
-                      view<T const, 2> a, view<T const, 2> b, view<T const, 1> gain, view<T const, 1> bias,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar R>
+  static void forward(Ex& ex, view<T, 2> out, view<R, 2> sum, view<float, 1> mean, view<float, 1> deviation,
+                      view<R const, 2> a, view<R const, 2> b, view<T const, 1> gain, view<T const, 1> bias,
                       float epsilon) {
     host_detail::norm_rows<true>::forward(ex, out, sum, mean, deviation, a, b, gain, bias, epsilon);
   }
 
-  template <exec::host_space Ex, storage_scalar T, storage_scalar G>
-  static void backward(Ex& ex, view<T, 2> d_in, view<G, 1> d_gain, view<G, 1> d_bias, view<T const, 2> d_out,
-                       view<T const, 2> in, view<float const, 1> mean, view<float const, 1> deviation,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar R, storage_scalar G>
+  static void backward(Ex& ex, view<R, 2> d_in, view<G, 1> d_gain, view<G, 1> d_bias, view<R const, 2> d_out,
+                       view<R const, 2> in, view<float const, 1> mean, view<float const, 1> deviation,
                        view<T const, 1> gain, norm_backward_options options, site where) {
     host_detail::norm_rows<true>::backward(ex, d_in, d_gain, d_bias, d_out, in, mean, deviation, gain,
                                            options.accumulate, options.accumulate_input, where);
@@ -5665,7 +5689,8 @@ struct layer_norm_on<exec::host_backend> {
 
 #endif
 /// A linear layer: out = activation(in weight^T + bias), with PyTorch's orientation of the weight, [out, in].
-/// Bias and GELU are applied while the product's rows are still in cache.
+/// Bias and GELU are applied to the product's sums while they are still at hand, before anything is rounded
+/// (on CUDA as far as cuBLASLt does). The output may be stored in another type than input and weight.
 ///
 ///     ops::linear(ex, out, in, weight, bias);
 ///     ops::linear(ex, out, in, weight, bias, {.activation = activation::gelu_tanh, .pre_activation = pre});
@@ -6050,10 +6075,12 @@ void require_bias(char const* argument, view<T, 1, M> bias, index_t columns, sit
 } // namespace detail
 
 /// out[m, n] = activation(in[m, k] weight[n, k]^T + bias[n]); an empty bias adds nothing.
-template <exec::space Ex, storage_scalar T>
-void linear(Ex& ex, view<T, 2, typename Ex::memory> out, input<T, 2, typename Ex::memory> in,
-            input<T, 2, typename Ex::memory> weight, input<T, 1, typename Ex::memory> bias,
-            linear_options<T, typename Ex::memory> options = {}, site where = site::here()) {
+template <exec::space Ex, storage_scalar Out, scalar_input<2, typename Ex::memory> In>
+void linear(Ex& ex, view<Out, 2, typename Ex::memory> out, In const& rows,
+            input<value_of<In>, 2, typename Ex::memory> weight,
+            input<value_of<In>, 1, typename Ex::memory> bias,
+            linear_options<value_of<In>, typename Ex::memory> options = {}, site where = site::here()) {
+  auto const in = reading<2, typename Ex::memory>(rows);
   auto const m = in.extent(0), k = in.extent(1), n = weight.extent(0);
   require_rows("linear", "out", out, {m, n}, where);
   require_dense_rows("linear", "in", in, where);
@@ -6109,12 +6136,42 @@ void linear_backward(Ex& ex, linear_gradients<T, G, typename Ex::memory> gradien
 #ifndef TESSERA_OPS_HOST_LINEAR_HPP
 #define TESSERA_OPS_HOST_LINEAR_HPP
 
+/// A product that is worked on while its sums are at hand goes through its output in blocks of rows.
+#ifndef TESSERA_OPS_HOST_DETAIL_PRODUCT_BLOCKS_HPP
+#define TESSERA_OPS_HOST_DETAIL_PRODUCT_BLOCKS_HPP
+
+#include <algorithm>
+
+namespace tessera::inline TESSERA_ABI::ops::host_detail {
+
+/// Enough rows that reading the weight again for each block costs little, few enough to stay in cache.
+constexpr index_t block_rows(index_t width) noexcept {
+  return std::max<index_t>(256, (index_t{1} << 20) / std::max<index_t>(1, width));
+}
+
+struct block_sums;
+
+/// Where a block's fp32 sums go: the output itself, or scratch where the output has fewer bits, so that what
+/// is made of the sum is rounded once.
+template <exec::host_space Ex, storage_scalar T>
+view<float, 2> sums_of(Ex& ex, view<T, 2> out) {
+  if constexpr (std::same_as<T, float>)
+    return out;
+  else
+    return {ex.template handle<exec::scratch<block_sums>>().template take<float>(out.size(), site::here()),
+            out.extents()};
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops::host_detail
+
+#endif
+
 namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct linear_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2> out, view<T const, 2> in, view<T const, 2> weight,
+  template <exec::host_space Ex, storage_scalar Out, storage_scalar T>
+  static void forward(Ex& ex, view<Out, 2> out, view<T const, 2> in, view<T const, 2> weight,
                       view<T const, 1> bias, linear_options<T> const& options, site) {
     auto const m = out.extent(0), n = out.extent(1);
     auto const pre = options.pre_activation;
@@ -6123,12 +6180,11 @@ struct linear_on<exec::host_backend> {
     if (plain && bias.empty() && pre.empty())
       return matmul_on<exec::host_backend>::run(ex, out, in, weight_t, false);
 
-    // Enough rows that reading the weight again for each block costs little, few enough to stay in cache.
-    auto const block = block_rows(n);
+    auto const block = host_detail::block_rows(n);
     for (index_t row = 0; row < m; row += block) {
       auto const end = std::min(m, row + block);
       auto const part = out.slice(0, row, end);
-      auto const sums = sums_of(ex, part);
+      auto const sums = host_detail::sums_of(ex, part);
       matmul_on<exec::host_backend>::run(ex, sums, in.slice(0, row, end), weight_t, false);
       auto const kept = pre.empty() ? pre : pre.slice(0, row, end);
       switch (options.activation) {
@@ -6180,27 +6236,9 @@ struct linear_on<exec::host_backend> {
   }
 
 private:
-  static constexpr index_t block_elements = index_t{1} << 20;
-  struct block_sums;
-
-  static index_t block_rows(index_t width) noexcept {
-    return std::max<index_t>(256, block_elements / std::max<index_t>(1, width));
-  }
-
-  /// Where a block's fp32 sums go: the output itself, or scratch where the output has fewer bits, so that
-  /// sum, bias and activation are rounded once.
-  template <exec::host_space Ex, storage_scalar T>
-  static view<float, 2> sums_of(Ex& ex, view<T, 2> out) {
-    if constexpr (std::same_as<T, float>)
-      return out;
-    else
-      return {ex.template handle<exec::scratch<block_sums>>().template take<float>(out.size(), site::here()),
-              out.extents()};
-  }
-
-  /// kept = sums + bias, out = f(kept). `sums` may be `out`.
-  template <exec::host_space Ex, storage_scalar T, class F>
-  static void finish(Ex& ex, view<T, 2> out, view<T, 2> kept, view<float const, 2> sums,
+  /// kept = sums + bias, out = f(sums + bias). `sums` may be `out`.
+  template <exec::host_space Ex, storage_scalar Out, storage_scalar T, class F>
+  static void finish(Ex& ex, view<Out, 2> out, view<T, 2> kept, view<float const, 2> sums,
                      view<T const, 1> bias, F f) {
     auto const n = out.extent(1);
     host_detail::for_rows(ex, out.extent(0), n, [&](index_t row) {
@@ -6213,7 +6251,7 @@ private:
           auto value = sum[i];
           if constexpr (has_bias) value += host_detail::widened(b[i]);
           if constexpr (keeps) pre[i] = T(value);
-          y[i] = T(f(host_detail::widened(T(value))));
+          y[i] = Out(f(value));
         }
       };
       if (kept.empty())
@@ -6229,11 +6267,11 @@ private:
   template <exec::host_space Ex, storage_scalar T, class Slope>
   static void before_activation(Ex& ex, view<T, 2> d_in, view<T const, 2> d_out, view<T const, 2> weight,
                                 view<T const, 2> pre, Slope slope) {
-    auto const m = d_in.extent(0), k = d_in.extent(1), block = block_rows(k);
+    auto const m = d_in.extent(0), k = d_in.extent(1), block = host_detail::block_rows(k);
     for (index_t row = 0; row < m; row += block) {
       auto const end = std::min(m, row + block);
       auto const part = d_in.slice(0, row, end);
-      auto const sums = sums_of(ex, part);
+      auto const sums = host_detail::sums_of(ex, part);
       matmul_on<exec::host_backend>::run(ex, sums, d_out.slice(0, row, end), weight, false);
       host_detail::for_rows(ex, end - row, k, [&](index_t r) {
         auto const* sum = &sums(r, 0);
@@ -6294,7 +6332,8 @@ private:
 /// place, so memory does not grow with rows times vocabulary.
 ///
 ///     auto loss = ops::linear_cross_entropy(ex, {d_in, d_weight}, in, weight, targets, {}, memory);
-///     auto loss = ops::linear_cross_entropy<T, T>(ex, {}, in, weight, targets, {}, memory);   // evaluation
+///     auto loss = ops::linear_cross_entropy<exec::host, T, T>(ex, {}, in, weight, targets, {}, memory);   //
+///     evaluation
 ///
 /// Where the vocabulary is cut among ranks, `weight` is this rank's slice of it, and a function that the
 /// caller gives merges each chunk's statistics over the ranks (ops/sliced_cross_entropy.hpp):
@@ -6542,10 +6581,10 @@ struct whole_vocabulary {
 template <class F, class Ex>
 concept statistics_merge = std::invocable<F&, Ex&, view<float, 2, typename Ex::memory>>;
 
-/// Where the gradients go; both empty for an evaluation.
-template <storage_scalar T, storage_scalar G, memory_space M = host_memory>
+/// Where the gradients go; both empty for an evaluation. They may be stored in other types than the values.
+template <storage_scalar D, storage_scalar G, memory_space M = host_memory>
 struct linear_cross_entropy_gradients {
-  view<T, 2, M> input = {};  ///< [rows, w], overwritten.
+  view<D, 2, M> input = {};  ///< [rows, w], overwritten.
   view<G, 2, M> weight = {}; ///< [V, w]
 };
 
@@ -6582,14 +6621,17 @@ constexpr index_t linear_cross_entropy_scratch_bytes(index_t rows, index_t vocab
 /// With a merge, weight may be a slice (or have no rows): the gradient of `in` is then this rank's summand,
 /// and the loss the whole one on every rank. Throws size_error for extents that do not fit, a slice that is
 /// no part of the vocabulary, or a target outside it (on a device later, as cross_entropy does).
-template <exec::space Ex, storage_scalar T, storage_scalar G, statistics_merge<Ex> Merge = whole_vocabulary>
+template <exec::space Ex, storage_scalar D, storage_scalar G, statistics_merge<Ex> Merge = whole_vocabulary,
+          scalar_input<2, typename Ex::memory> In>
 sum_and_count
-linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::memory> gradients,
-                     input<T, 2, typename Ex::memory> in, input<T, 2, typename Ex::memory> weight,
+linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<D, G, typename Ex::memory> gradients,
+                     In const& rows_in, input<value_of<In>, 2, typename Ex::memory> weight,
                      input<std::int32_t, 1, typename Ex::memory> targets,
                      linear_cross_entropy_options<typename Ex::memory> options,
                      arena<typename Ex::memory>& memory, Merge&& merge = {}, site where = site::here()) {
   constexpr auto whole = std::same_as<std::remove_cvref_t<Merge>, whole_vocabulary>;
+  using T = value_of<In>;
+  auto const in = reading<2, typename Ex::memory>(rows_in);
   auto const rows = in.extent(0), width = in.extent(1), vocabulary = weight.extent(0);
   auto const wants_input = gradients.input.data() != nullptr;
   auto const wants_weight = gradients.weight.data() != nullptr;
@@ -6659,6 +6701,174 @@ linear_cross_entropy(Ex& ex, linear_cross_entropy_gradients<T, G, typename Ex::m
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+/// A linear layer and the gated unit behind it in one call (ops/linear.hpp, ops/swiglu.hpp):
+///     gate_up = in weight^T,   out = gate * sigmoid(gate) * up,   with the rows of gate_up = (gate, up).
+///
+///     ops::linear_swiglu(ex, out, gate_up, in, weight);    // out [m, f], gate_up [m, 2 f], weight [2 f, k]
+///
+/// On the host the unit is applied to the product's sums before gate_up, which a backward needs, is rounded,
+/// and while they are in cache. On CUDA it reads gate_up as it is stored.
+///
+/// Cost: 4 m f k operations, and the traffic of writing gate_up and out.
+#ifndef TESSERA_OPS_LINEAR_SWIGLU_HPP
+#define TESSERA_OPS_LINEAR_SWIGLU_HPP
+
+/// The gated unit of Llama's feed-forward layers (Shazeer, "GLU variants improve transformer", 2020):
+///     out = gate * sigmoid(gate) * up,   with the rows of gate_up = (gate, up).
+///
+///     ops::swiglu(ex, out, gate_up);                    // out [rows, f], gate_up [rows, 2 f]
+///     ops::swiglu_backward(ex, d_gate_up, d_out, gate_up);
+///
+/// Rows may lie apart; d_gate_up may be gate_up. Cost: reads 2 f and writes f elements a row, backward reads
+/// 3 f and writes 2 f.
+#ifndef TESSERA_OPS_SWIGLU_HPP
+#define TESSERA_OPS_SWIGLU_HPP
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+/// x * sigmoid(x), the "SiLU" or "swish".
+[[gnu::always_inline]] TESSERA_HOST_DEVICE inline float silu_value(float x) noexcept {
+  return x * elementary::sigmoid(x);
+}
+
+struct silu_parts {
+  float value, slope;
+};
+/// The value and its derivative, which share the sigmoid. Beyond 100 both take their limits.
+[[gnu::always_inline]] TESSERA_HOST_DEVICE inline silu_parts silu_with_slope(float x) noexcept {
+  auto const s = elementary::sigmoid(x);
+  auto const bounded = elementary::smaller(elementary::larger(x, -100.0f), 100.0f);
+  return {x * s, s + bounded * s * (1.0f - s)};
+}
+
+/// One implementation a backend: `forward(ex, out, gate_up)`, `backward(ex, d_gate_up, d_out, gate_up)`.
+template <class Backend>
+struct swiglu_on;
+
+/// Throws size_error where shapes do not fit.
+template <exec::space Ex, storage_scalar T>
+void swiglu(Ex& ex, view<T, 2, typename Ex::memory> out, input<T, 2, typename Ex::memory> gate_up,
+            site where = site::here()) {
+  require_rows("swiglu", "gate_up", gate_up, {out.extent(0), 2 * out.extent(1)}, where);
+  require_dense_rows("swiglu", "out", out, where);
+  swiglu_on<typename Ex::backend>::forward(ex, out, gate_up);
+}
+
+/// `gate_up` is what the forward read.
+template <exec::space Ex, storage_scalar T>
+void swiglu_backward(Ex& ex, view<T, 2, typename Ex::memory> d_gate_up,
+                     input<T, 2, typename Ex::memory> d_out, input<T, 2, typename Ex::memory> gate_up,
+                     site where = site::here()) {
+  require_rows("swiglu_backward", "gate_up", gate_up, {d_out.extent(0), 2 * d_out.extent(1)}, where);
+  require_rows("swiglu_backward", "d_gate_up", d_gate_up, gate_up.extents(), where);
+  require_dense_rows("swiglu_backward", "d_out", d_out, where);
+  swiglu_on<typename Ex::backend>::backward(ex, d_gate_up, d_out, gate_up);
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+/// swiglu on the host: one vectorised pass over each row.
+#ifndef TESSERA_OPS_HOST_SWIGLU_HPP
+#define TESSERA_OPS_HOST_SWIGLU_HPP
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+template <>
+struct swiglu_on<exec::host_backend> {
+  /// Leaves gate_up in `kept`, too, where that is given and other memory.
+  template <exec::host_space Ex, storage_scalar T, storage_scalar In>
+  static void forward(Ex& ex, view<T, 2> out, view<In const, 2> gate_up, view<T, 2> kept = {}) {
+    auto const width = out.extent(1);
+    host_detail::for_rows(ex, out.extent(0), width, [=](index_t row) {
+      auto const* gate = gate_up.data() + row * gate_up.stride(0);
+      auto const* up = gate + width;
+      auto* y = out.data() + row * out.stride(0);
+      TESSERA_SIMD()
+      for (index_t i = 0; i < width; ++i) store(y[i], silu_value(gate[i]) * static_cast<float>(up[i]));
+      if constexpr (!std::same_as<T, In>)
+        if (kept.data() != nullptr)
+          host_detail::from_float(kept.data() + row * kept.stride(0), gate, 2 * width);
+    });
+  }
+
+  template <exec::host_space Ex, storage_scalar T>
+  static void backward(Ex& ex, view<T, 2> d_gate_up, view<T const, 2> d_out, view<T const, 2> gate_up) {
+    auto const width = d_out.extent(1);
+    host_detail::for_rows(ex, d_out.extent(0), width, [=](index_t row) {
+      auto const* gate = gate_up.data() + row * gate_up.stride(0);
+      auto const* up = gate + width;
+      auto const* dy = d_out.data() + row * d_out.stride(0);
+      auto* d_gate = d_gate_up.data() + row * d_gate_up.stride(0);
+      auto* d_up = d_gate + width;
+      TESSERA_SIMD()
+      for (index_t i = 0; i < width; ++i) {
+        auto const silu = silu_with_slope(gate[i]);
+        auto const d = static_cast<float>(dy[i]), u = static_cast<float>(up[i]);
+        store(d_gate[i], d * u * silu.slope);
+        store(d_up[i], d * silu.value);
+      }
+    });
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+/// One implementation a backend: `run(ex, out, gate_up, in, weight, where)`, the weight transposed.
+template <class Backend>
+struct linear_swiglu_on;
+
+/// Throws size_error where shapes do not fit.
+template <exec::space Ex, storage_scalar T>
+void linear_swiglu(Ex& ex, view<T, 2, typename Ex::memory> out,
+                   std::type_identity_t<view<T, 2, typename Ex::memory>> gate_up,
+                   input<T, 2, typename Ex::memory> in, input<T, 2, typename Ex::memory> weight,
+                   site where = site::here()) {
+  auto const m = in.extent(0), k = in.extent(1), f = out.extent(1);
+  require_rows("linear_swiglu", "out", out, {m, f}, where);
+  require_rows("linear_swiglu", "gate_up", gate_up, {m, 2 * f}, where);
+  require_dense_rows("linear_swiglu", "in", in, where);
+  require_rows("linear_swiglu", "weight", weight, {2 * f, k}, where);
+  if (out.empty()) return;
+  linear_swiglu_on<typename Ex::backend>::run(
+      ex, out, gate_up, in,
+      view<T const, 2, typename Ex::memory>(weight.data(), {k, 2 * f}, {1, weight.stride(0)}), where);
+}
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+/// linear_swiglu on the host: block by block of rows, the product's sums, and one pass over them.
+#ifndef TESSERA_OPS_HOST_LINEAR_SWIGLU_HPP
+#define TESSERA_OPS_HOST_LINEAR_SWIGLU_HPP
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+template <>
+struct linear_swiglu_on<exec::host_backend> {
+  template <exec::host_space Ex, storage_scalar T>
+  static void run(Ex& ex, view<T, 2> out, view<T, 2> gate_up, view<T const, 2> in, view<T const, 2> weight,
+                  site where) {
+    auto const m = out.extent(0), block = host_detail::block_rows(gate_up.extent(1));
+    for (index_t row = 0; row < m; row += block) {
+      auto const end = std::min(m, row + block);
+      auto const kept = gate_up.slice(0, row, end);
+      auto const sums = host_detail::sums_of(ex, kept);
+      matmul_on<exec::host_backend>::run(ex, sums, in.slice(0, row, end), weight, false, where);
+      swiglu_on<exec::host_backend>::forward(ex, out.slice(0, row, end), view<float const, 2>(sums), kept);
+    }
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
 
 #endif
 /// Joins what attention found in two disjoint sets of keys, for the same queries: with `out` and
@@ -6921,7 +7131,7 @@ struct reduce_on<exec::host_backend> {
 ///     ops::residual_rms_norm(ex, out, sum, reciprocal_deviation, a, b, gain);
 ///     ops::rms_norm_backward(ex, d_in, d_gain, d_out, in, reciprocal_deviation, gain);
 ///
-/// What holds for ops/layer_norm.hpp (rows, aliases, cost, determinism) holds here.
+/// What holds for ops/layer_norm.hpp (rows, aliases, types, cost, determinism) holds here.
 #ifndef TESSERA_OPS_RMS_NORM_HPP
 #define TESSERA_OPS_RMS_NORM_HPP
 
@@ -6932,27 +7142,26 @@ template <class Backend>
 struct rms_norm_on;
 
 /// in, out [rows, width]; reciprocal_deviation [rows] is kept for the backward. Throws size_error.
-template <exec::space Ex, storage_scalar T>
+template <exec::space Ex, storage_scalar T, scalar_input<2, typename Ex::memory> In>
 void rms_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
-              std::type_identity_t<view<float, 1, typename Ex::memory>> reciprocal_deviation,
-              input<T, 2, typename Ex::memory> in, input<T, 1, typename Ex::memory> gain,
-              norm_options options = {}, site where = site::here()) {
+              std::type_identity_t<view<float, 1, typename Ex::memory>> reciprocal_deviation, In const& rows,
+              input<T, 1, typename Ex::memory> gain, norm_options options = {}, site where = site::here()) {
   constexpr auto name = "rms_norm";
+  auto const in = reading<2, typename Ex::memory>(rows);
   require_rows(name, "out", out, in.extents(), where);
   require_dense_rows(name, "in", in, where);
   require_rows(name, "reciprocal_deviation", reciprocal_deviation, {in.extent(0)}, where);
   require_rows(name, "gain", gain, {in.extent(1)}, where);
-  rms_norm_on<typename Ex::backend>::forward(ex, out, view<T, 2, typename Ex::memory>{}, reciprocal_deviation,
-                                             in, view<T const, 2, typename Ex::memory>{}, gain,
-                                             options.epsilon);
+  rms_norm_on<typename Ex::backend>::forward(
+      ex, out, view<value_of<In>, 2, typename Ex::memory>{}, reciprocal_deviation, in,
+      view<value_of<In> const, 2, typename Ex::memory>{}, gain, options.epsilon);
 }
 
 /// sum = a + b, out = rms_norm(sum), in one pass. `sum` may be the memory of a or b.
-template <exec::space Ex, storage_scalar T>
-void residual_rms_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
-                       std::type_identity_t<view<T, 2, typename Ex::memory>> sum,
+template <exec::space Ex, storage_scalar T, storage_scalar R>
+void residual_rms_norm(Ex& ex, view<T, 2, typename Ex::memory> out, view<R, 2, typename Ex::memory> sum,
                        std::type_identity_t<view<float, 1, typename Ex::memory>> reciprocal_deviation,
-                       input<T, 2, typename Ex::memory> a, input<T, 2, typename Ex::memory> b,
+                       input<R, 2, typename Ex::memory> a, input<R, 2, typename Ex::memory> b,
                        input<T, 1, typename Ex::memory> gain, norm_options options = {},
                        site where = site::here()) {
   constexpr auto name = "residual_rms_norm";
@@ -6966,13 +7175,13 @@ void residual_rms_norm(Ex& ex, view<T, 2, typename Ex::memory> out,
 }
 
 /// `in` and `reciprocal_deviation` as the forward read and wrote them (for the residual form, in = sum).
-template <exec::space Ex, storage_scalar T, storage_scalar G>
-void rms_norm_backward(Ex& ex, view<T, 2, typename Ex::memory> d_in, view<G, 1, typename Ex::memory> d_gain,
-                       input<T, 2, typename Ex::memory> d_out, input<T, 2, typename Ex::memory> in,
-                       input<float, 1, typename Ex::memory> reciprocal_deviation,
-                       input<T, 1, typename Ex::memory> gain, norm_backward_options options = {},
-                       site where = site::here()) {
+template <exec::space Ex, storage_scalar R, storage_scalar G, scalar_input<1, typename Ex::memory> Gain>
+void rms_norm_backward(Ex& ex, view<R, 2, typename Ex::memory> d_in, view<G, 1, typename Ex::memory> d_gain,
+                       input<R, 2, typename Ex::memory> d_out, input<R, 2, typename Ex::memory> in,
+                       input<float, 1, typename Ex::memory> reciprocal_deviation, Gain const& gains,
+                       norm_backward_options options = {}, site where = site::here()) {
   constexpr auto name = "rms_norm_backward";
+  auto const gain = reading<1, typename Ex::memory>(gains);
   require_rows(name, "d_in", d_in, in.extents(), where);
   require_rows(name, "d_gain", d_gain, {in.extent(1)}, where);
   require_rows(name, "d_out", d_out, in.extents(), where);
@@ -6993,16 +7202,16 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct rms_norm_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2> out, view<T, 2> sum, view<float, 1> deviation, view<T const, 2> a,
-                      view<T const, 2> b, view<T const, 1> gain, float epsilon) {
+  template <exec::host_space Ex, storage_scalar T, storage_scalar R>
+  static void forward(Ex& ex, view<T, 2> out, view<R, 2> sum, view<float, 1> deviation, view<R const, 2> a,
+                      view<R const, 2> b, view<T const, 1> gain, float epsilon) {
     host_detail::norm_rows<false>::forward(ex, out, sum, view<float, 1>{}, deviation, a, b, gain,
                                            view<T const, 1>{}, epsilon);
   }
 
-  template <exec::host_space Ex, storage_scalar T, storage_scalar G>
-  static void backward(Ex& ex, view<T, 2> d_in, view<G, 1> d_gain, view<T const, 2> d_out,
-                       view<T const, 2> in, view<float const, 1> deviation, view<T const, 1> gain,
+  template <exec::host_space Ex, storage_scalar T, storage_scalar R, storage_scalar G>
+  static void backward(Ex& ex, view<R, 2> d_in, view<G, 1> d_gain, view<R const, 2> d_out,
+                       view<R const, 2> in, view<float const, 1> deviation, view<T const, 1> gain,
                        norm_backward_options options, site where) {
     host_detail::norm_rows<false>::backward(ex, d_in, d_gain, view<G, 1>{}, d_out, in, view<float const, 1>{},
                                             deviation, gain, options.accumulate, options.accumulate_input,
@@ -7224,105 +7433,6 @@ struct scale_on<exec::host_backend> {
                               [rounded = T(value), y = out.data()](index_t begin, index_t end) {
                                 for (auto i = begin; i < end; ++i) y[i] = rounded;
                               });
-  }
-};
-
-} // namespace tessera::inline TESSERA_ABI::ops
-
-#endif
-
-#endif
-/// The gated unit of Llama's feed-forward layers (Shazeer, "GLU variants improve transformer", 2020):
-///     out = gate * sigmoid(gate) * up,   with the rows of gate_up = (gate, up).
-///
-///     ops::swiglu(ex, out, gate_up);                    // out [rows, f], gate_up [rows, 2 f]
-///     ops::swiglu_backward(ex, d_gate_up, d_out, gate_up);
-///
-/// Rows may lie apart; d_gate_up may be gate_up. Cost: reads 2 f and writes f elements a row, backward reads
-/// 3 f and writes 2 f.
-#ifndef TESSERA_OPS_SWIGLU_HPP
-#define TESSERA_OPS_SWIGLU_HPP
-
-namespace tessera::inline TESSERA_ABI::ops {
-
-/// x * sigmoid(x), the "SiLU" or "swish".
-[[gnu::always_inline]] TESSERA_HOST_DEVICE inline float silu_value(float x) noexcept {
-  return x * elementary::sigmoid(x);
-}
-
-struct silu_parts {
-  float value, slope;
-};
-/// The value and its derivative, which share the sigmoid. Beyond 100 both take their limits.
-[[gnu::always_inline]] TESSERA_HOST_DEVICE inline silu_parts silu_with_slope(float x) noexcept {
-  auto const s = elementary::sigmoid(x);
-  auto const bounded = elementary::smaller(elementary::larger(x, -100.0f), 100.0f);
-  return {x * s, s + bounded * s * (1.0f - s)};
-}
-
-/// One implementation a backend: `forward(ex, out, gate_up)`, `backward(ex, d_gate_up, d_out, gate_up)`.
-template <class Backend>
-struct swiglu_on;
-
-/// Throws size_error where shapes do not fit.
-template <exec::space Ex, storage_scalar T>
-void swiglu(Ex& ex, view<T, 2, typename Ex::memory> out, input<T, 2, typename Ex::memory> gate_up,
-            site where = site::here()) {
-  require_rows("swiglu", "gate_up", gate_up, {out.extent(0), 2 * out.extent(1)}, where);
-  require_dense_rows("swiglu", "out", out, where);
-  swiglu_on<typename Ex::backend>::forward(ex, out, gate_up);
-}
-
-/// `gate_up` is what the forward read.
-template <exec::space Ex, storage_scalar T>
-void swiglu_backward(Ex& ex, view<T, 2, typename Ex::memory> d_gate_up,
-                     input<T, 2, typename Ex::memory> d_out, input<T, 2, typename Ex::memory> gate_up,
-                     site where = site::here()) {
-  require_rows("swiglu_backward", "gate_up", gate_up, {d_out.extent(0), 2 * d_out.extent(1)}, where);
-  require_rows("swiglu_backward", "d_gate_up", d_gate_up, gate_up.extents(), where);
-  require_dense_rows("swiglu_backward", "d_out", d_out, where);
-  swiglu_on<typename Ex::backend>::backward(ex, d_gate_up, d_out, gate_up);
-}
-
-} // namespace tessera::inline TESSERA_ABI::ops
-
-/// swiglu on the host: one vectorised pass over each row.
-#ifndef TESSERA_OPS_HOST_SWIGLU_HPP
-#define TESSERA_OPS_HOST_SWIGLU_HPP
-
-namespace tessera::inline TESSERA_ABI::ops {
-
-template <>
-struct swiglu_on<exec::host_backend> {
-  template <exec::host_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2> out, view<T const, 2> gate_up) {
-    auto const width = out.extent(1);
-    host_detail::for_rows(ex, out.extent(0), width, [=](index_t row) {
-      auto const* gate = gate_up.data() + row * gate_up.stride(0);
-      auto const* up = gate + width;
-      auto* y = out.data() + row * out.stride(0);
-      TESSERA_SIMD()
-      for (index_t i = 0; i < width; ++i) store(y[i], silu_value(gate[i]) * static_cast<float>(up[i]));
-    });
-  }
-
-  template <exec::host_space Ex, storage_scalar T>
-  static void backward(Ex& ex, view<T, 2> d_gate_up, view<T const, 2> d_out, view<T const, 2> gate_up) {
-    auto const width = d_out.extent(1);
-    host_detail::for_rows(ex, d_out.extent(0), width, [=](index_t row) {
-      auto const* gate = gate_up.data() + row * gate_up.stride(0);
-      auto const* up = gate + width;
-      auto const* dy = d_out.data() + row * d_out.stride(0);
-      auto* d_gate = d_gate_up.data() + row * d_gate_up.stride(0);
-      auto* d_up = d_gate + width;
-      TESSERA_SIMD()
-      for (index_t i = 0; i < width; ++i) {
-        auto const silu = silu_with_slope(gate[i]);
-        auto const d = static_cast<float>(dy[i]), u = static_cast<float>(up[i]);
-        store(d_gate[i], d * u * silu.slope);
-        store(d_up[i], d * silu.value);
-      }
-    });
   }
 };
 
@@ -16731,6 +16841,13 @@ struct pass {
   backward_part part = backward_part::both; ///< Of the backward; a forward does not read it.
 };
 
+/// How the residual stream and its gradient are stored, whatever T is. Every layer adds to them, and 16 bits
+/// would round each sum; T is what matrix products read, and what of them is kept for a backward.
+using residual_scalar = float;
+
+template <memory_space Memory>
+using residual_rows = view<residual_scalar, 2, Memory>;
+
 /// What flows between units.
 template <exec::space Ex, storage_scalar T>
 struct stream {
@@ -16738,11 +16855,12 @@ struct stream {
 
   view<std::int32_t const, 2, memory> tokens = {};  ///< [batch, tokens of a sample that are here]
   view<std::int32_t const, 2, memory> targets = {}; ///< The same; `ops::ignore_index` predicts nothing.
-  index_t whole_length = 0;       ///< Tokens of a whole sample where other ranks hold some; 0: all are here.
-  view<T, 2, memory> hidden = {}; ///< [rows, width]; forward replaces it by the unit's output. Rows are the
-                                  ///< tokens, under sequence parallelism this tensor rank's part of them.
-  view<T, 2, memory> gradient = {}; ///< [rows, width]; backward turns the gradient of the unit's
-                                    ///< output into that of its input, in place.
+  index_t whole_length = 0; ///< Tokens of a whole sample where other ranks hold some; 0: all are here.
+  /// [rows, width]; forward replaces it by the unit's output. Rows are the tokens, under sequence parallelism
+  /// this tensor rank's part of them.
+  residual_rows<memory> hidden = {};
+  /// [rows, width]; backward turns the gradient of the unit's output into that of its input, in place.
+  residual_rows<memory> gradient = {};
   /// {sum, count}: the head's forward adds to them where the space runs, and nobody waits. Empty: it waits,
   /// and adds to `loss`. Of tensor ranks, which all have the same loss, the first alone adds.
   view<double, 1, memory> totals = {};
@@ -16759,7 +16877,7 @@ struct stream {
   }
 };
 
-/// One step of the model. T is the storage type of weights and activations, G that of gradients.
+/// One step of the model. T is the storage type of weights and activations, G that of the weights' gradients.
 template <exec::space Ex, storage_scalar T, storage_scalar G>
 class unit {
 public:
@@ -17577,7 +17695,7 @@ template <exec::space Ex, storage_scalar T, storage_scalar G, rank_group<Ex> Gro
 class embedding final : public detail::described_unit<Ex, T, G, detail::nothing_kept> {
 public:
   using memory = typename Ex::memory;
-  using matrix = view<T, 2, memory>;
+  using rows = residual_rows<memory>;
   using typename unit<Ex, T, G>::blocks;
 
   static constexpr char const* unit_name = "embedding";
@@ -17660,13 +17778,14 @@ private:
     return shape.batch * group_.local_sequence(shape.sequence_length);
   }
   template <detail::piece_source<memory> Source>
-  matrix take_rows(Source& source, index_t tokens) const {
-    return source.template take<T, 2>({group_.rows(tokens).size(), table_.columns});
+  rows take_rows(Source& source, index_t tokens) const {
+    return source.template take<residual_scalar, 2>({group_.rows(tokens).size(), table_.columns});
   }
   /// For all rows: `local` where they are all here.
   template <detail::piece_source<memory> Source>
-  matrix take_room(Source& source, index_t tokens, matrix local) const {
-    return group_.sequence_parallel() ? source.template take<T, 2>({tokens, table_.columns}) : local;
+  rows take_room(Source& source, index_t tokens, rows local) const {
+    if (!group_.sequence_parallel()) return local;
+    return source.template take<residual_scalar, 2>({tokens, table_.columns});
   }
 
   index_t first_token() const { return tensor_part_of(group_).of(vocabulary_).begin; }
@@ -17686,7 +17805,7 @@ private:
 
 #endif
 /// The feed-forward part of a transformer block, between its norm and its residual sum: GPT-2's two linear
-/// layers with a GELU between them, or Llama's gated form. The GELU is applied inside the first product.
+/// layers with a GELU between them, or Llama's gated form. Either is applied to the first product's sums.
 ///
 ///     gelu_feed_forward<Ex, T, G> feed_forward(map, "h.0.mlp", config);
 ///     auto kept = feed_forward.take(arena, tokens);
@@ -17703,8 +17822,8 @@ private:
 namespace tessera::inline TESSERA_ABI::nn {
 
 /// A feed-forward part. Semantics:
-/// - `forward` fills `out` and the pieces that a backward reads; an empty `out` is left out. `out` may be the
-///   memory of `in`.
+/// - `forward` fills `out` and the pieces that a backward reads; an empty `out` is left out. `out` is stored
+///   as the residual stream or, where ranks exchange summands, as T, and may then be the memory of `in`.
 /// - A backward goes in three steps, of which the last two may come in either order, or a part of them later:
 ///   `backward_inner` fills `inner` from d_out; `backward_weights` makes the parameters' gradients of both;
 ///   `backward_input` makes d_in of `inner`. `backward` is all three.
@@ -17712,18 +17831,21 @@ template <class F, class Ex, class T, class G>
 concept feed_forward_layer = requires(F const& layer, Ex& ex,
                                       memory_span<T const, typename Ex::memory> weights,
                                       memory_span<G, typename Ex::memory> gradients,
-                                      view<T, 2, typename Ex::memory> x, arena<typename Ex::memory>& memory,
-                                      typename F::pieces const& kept,
+                                      view<T, 2, typename Ex::memory> x,
+                                      residual_rows<typename Ex::memory> rows,
+                                      arena<typename Ex::memory>& memory, typename F::pieces const& kept,
                                       typename F::inner_gradients const& inner) {
   { layer.take(memory, index_t{}) } -> std::same_as<typename F::pieces>;
   { layer.take_inner(memory, index_t{}) } -> std::same_as<typename F::inner_gradients>;
   { layer.inner_scratch_bytes(index_t{}) } -> std::same_as<index_t>;
   { layer.scratch_bytes(index_t{}) } -> std::same_as<index_t>;
+  layer.forward(ex, weights, rows, x, kept);
   layer.forward(ex, weights, x, x, kept);
   layer.backward_inner(ex, weights, inner, x, kept, memory);
   layer.backward_weights(ex, gradients, inner, x, x, kept, true);
+  layer.backward_input(ex, weights, rows, inner);
   layer.backward_input(ex, weights, x, inner);
-  layer.backward(ex, weights, gradients, x, x, x, kept, memory, true);
+  layer.backward(ex, weights, gradients, rows, x, x, kept, memory, true);
 };
 
 namespace detail {
@@ -17740,7 +17862,7 @@ struct whole_feed_forward {
   }
 
   void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients,
-                view<T, 2, memory> d_in, view<T const, 2, memory> d_out, view<T const, 2, memory> in,
+                residual_rows<memory> d_in, view<T const, 2, memory> d_out, view<T const, 2, memory> in,
                 auto const& kept, arena<memory>& activations, bool accumulate) const {
     arena_scope const scope(activations);
     auto const inner = layer().take_inner(activations, in.extent(0));
@@ -17798,7 +17920,8 @@ public:
   }
   index_t inner_scratch_bytes(index_t) const { return 0; }
 
-  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+  template <storage_scalar Out>
+  void forward(Ex& ex, memory_span<T const, memory> weights, view<Out, 2, memory> out, matrix_in in,
                pieces const& kept) const {
     ops::linear(ex, kept.activated, in, up_.matrix<memory>(weights), up_bias_.vector<memory>(weights),
                 {.activation = ops::activation::gelu_tanh, .pre_activation = kept.before});
@@ -17827,7 +17950,8 @@ public:
         inner.before, in, up_.matrix<memory>(no_weights), {.accumulate = accumulate});
   }
 
-  void backward_input(Ex& ex, memory_span<T const, memory> weights, matrix d_in,
+  template <storage_scalar D>
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, view<D, 2, memory> d_in,
                       inner_gradients const& inner) const {
     ops::matmul(ex, d_in, inner.before, up_.matrix<memory>(weights));
   }
@@ -17880,10 +18004,10 @@ public:
     return arena<memory>::template bytes_for<T>(tokens * down_.columns);
   }
 
-  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
+  template <storage_scalar Out>
+  void forward(Ex& ex, memory_span<T const, memory> weights, view<Out, 2, memory> out, matrix_in in,
                pieces const& kept) const {
-    ops::linear(ex, kept.gate_up, in, gate_up_.matrix<memory>(weights), {});
-    ops::swiglu(ex, kept.activated, kept.gate_up);
+    ops::linear_swiglu(ex, kept.activated, kept.gate_up, in, gate_up_.matrix<memory>(weights));
     if (out.data() != nullptr) ops::linear(ex, out, kept.activated, down_.matrix<memory>(weights), {});
   }
 
@@ -17905,7 +18029,8 @@ public:
                          gate_up_.matrix<memory>(no_weights), {.accumulate = accumulate});
   }
 
-  void backward_input(Ex& ex, memory_span<T const, memory> weights, matrix d_in,
+  template <storage_scalar D>
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, view<D, 2, memory> d_in,
                       inner_gradients const& inner) const {
     ops::matmul(ex, d_in, inner.gate_up, gate_up_.matrix<memory>(weights));
   }
@@ -17931,7 +18056,8 @@ private:
 #define TESSERA_NN_HEAD_HPP
 
 /// The norms of transformer blocks as layers: each adds its parameters to a unit's map, and runs forward and
-/// backward over the unit's block. Both take the residual sum before them into the same pass over memory.
+/// backward over the unit's block, from the residual stream to the operand of a product. Both take the
+/// residual sum before them into the same pass over memory.
 ///
 ///     layer_norm<Ex, T, G> norm(map, "ln_f", width, 1e-5f);
 ///     auto statistics = norm.take(arena, rows);
@@ -17952,11 +18078,11 @@ struct backward_options {
 template <class N, class Ex, class T, class G>
 concept norm_layer = requires(N const& norm, Ex& ex, memory_span<T const, typename Ex::memory> weights,
                               memory_span<G, typename Ex::memory> gradients,
-                              view<T, 2, typename Ex::memory> x, arena<typename Ex::memory>& memory,
-                              typename N::statistics statistics) {
+                              view<T, 2, typename Ex::memory> out, residual_rows<typename Ex::memory> x,
+                              arena<typename Ex::memory>& memory, typename N::statistics statistics) {
   { norm.take(memory, index_t{}) } -> std::same_as<typename N::statistics>;
-  norm.forward(ex, weights, x, x, statistics);
-  norm.forward_sum(ex, weights, x, x, x, x, statistics);
+  norm.forward(ex, weights, out, x, statistics);
+  norm.forward_sum(ex, weights, out, x, x, x, statistics);
   norm.backward(ex, weights, gradients, x, x, x, statistics, backward_options{});
 };
 
@@ -17966,7 +18092,8 @@ class layer_norm {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
-  using matrix_in = view<T const, 2, memory>;
+  using rows = residual_rows<memory>;
+  using rows_in = view<residual_scalar const, 2, memory>;
 
   struct statistics {
     view<float, 1, memory> mean, reciprocal_deviation;
@@ -17987,20 +18114,19 @@ public:
     return {source.template take<float, 1>({rows}), source.template take<float, 1>({rows})};
   }
 
-  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
-               statistics kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, rows_in in, statistics kept) const {
     ops::layer_norm(ex, out, kept.mean, kept.reciprocal_deviation, in, gain_.vector<memory>(weights),
                     bias_.vector<memory>(weights), options_);
   }
 
-  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix sum, matrix_in a,
-                   matrix_in b, statistics kept) const {
+  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, rows sum, rows_in a, rows_in b,
+                   statistics kept) const {
     ops::residual_layer_norm(ex, out, sum, kept.mean, kept.reciprocal_deviation, a, b,
                              gain_.vector<memory>(weights), bias_.vector<memory>(weights), options_);
   }
 
-  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
-                matrix_in d_out, matrix_in in, statistics kept, backward_options options) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, rows d_in,
+                rows_in d_out, rows_in in, statistics kept, backward_options options) const {
     ops::layer_norm_backward(
         ex, d_in, gain_.vector<memory>(gradients), bias_.vector<memory>(gradients), d_out, in, kept.mean,
         kept.reciprocal_deviation, gain_.vector<memory>(weights),
@@ -18018,7 +18144,8 @@ class rms_norm {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
-  using matrix_in = view<T const, 2, memory>;
+  using rows = residual_rows<memory>;
+  using rows_in = view<residual_scalar const, 2, memory>;
 
   struct statistics {
     view<float, 1, memory> reciprocal_deviation;
@@ -18037,19 +18164,18 @@ public:
     return {source.template take<float, 1>({rows})};
   }
 
-  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in,
-               statistics kept) const {
+  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, rows_in in, statistics kept) const {
     ops::rms_norm(ex, out, kept.reciprocal_deviation, in, gain_.vector<memory>(weights), options_);
   }
 
-  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix sum, matrix_in a,
-                   matrix_in b, statistics kept) const {
+  void forward_sum(Ex& ex, memory_span<T const, memory> weights, matrix out, rows sum, rows_in a, rows_in b,
+                   statistics kept) const {
     ops::residual_rms_norm(ex, out, sum, kept.reciprocal_deviation, a, b, gain_.vector<memory>(weights),
                            options_);
   }
 
-  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
-                matrix_in d_out, matrix_in in, statistics kept, backward_options options) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, rows d_in,
+                rows_in d_out, rows_in in, statistics kept, backward_options options) const {
     ops::rms_norm_backward(ex, d_in, gain_.vector<memory>(gradients), d_out, in, kept.reciprocal_deviation,
                            gain_.vector<memory>(weights),
                            {.accumulate = options.accumulate, .accumulate_input = options.accumulate_input});
@@ -18068,11 +18194,11 @@ namespace tessera::inline TESSERA_ABI::nn {
 
 namespace detail {
 
-template <class Norm, class Matrix>
+template <class Norm, class Rows>
 struct head_pieces {
-  Matrix in; ///< Kept by the unit before.
+  Rows in; ///< Kept by the unit before.
   typename Norm::statistics norm;
-  Matrix d_normed;
+  Rows d_normed;
 };
 
 } // namespace detail
@@ -18080,11 +18206,12 @@ struct head_pieces {
 template <exec::space Ex, storage_scalar T, storage_scalar G, norm_layer<Ex, T, G> Norm,
           rank_group<Ex> Group = one_rank>
 class head final
-    : public detail::described_unit<Ex, T, G, detail::head_pieces<Norm, view<T, 2, typename Ex::memory>>> {
+    : public detail::described_unit<Ex, T, G, detail::head_pieces<Norm, residual_rows<typename Ex::memory>>> {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
-  using pieces = detail::head_pieces<Norm, matrix>;
+  using rows = residual_rows<memory>;
+  using pieces = detail::head_pieces<Norm, rows>;
   using typename unit<Ex, T, G>::blocks;
 
   /// Of a model of a valid config. Where its head is tied, whoever runs it lends the block of the unit
@@ -18159,7 +18286,8 @@ private:
   static constexpr bool merges = !std::same_as<merge, ops::whole_vocabulary>;
 
   struct scratch {
-    matrix normed, d_normed;           ///< All rows.
+    matrix normed; ///< All rows, like the next.
+    rows d_normed;
     view<double, 1, memory> uncounted; ///< Where a loss goes that the first rank counts.
   };
 
@@ -18174,16 +18302,17 @@ private:
   pieces take(Source& source, index_t rows) const {
     pieces taken;
     taken.norm = norm_.take(source, rows);
-    taken.d_normed = source.template take<T, 2>({rows, config_.width});
+    taken.d_normed = source.template take<residual_scalar, 2>({rows, config_.width});
     return taken;
   }
   /// The gradient's rows are `local` where all of them are here.
   template <detail::piece_source<memory> Source>
-  scratch take_scratch(Source& source, index_t tokens, matrix local) const {
-    auto const row = [&] { return source.template take<T, 2>({tokens, config_.width}); };
+  scratch take_scratch(Source& source, index_t tokens, rows local) const {
     scratch taken;
-    taken.normed = row();
-    taken.d_normed = group_.sequence_parallel() ? row() : local;
+    taken.normed = source.template take<T, 2>({tokens, config_.width});
+    taken.d_normed = local;
+    if (group_.sequence_parallel())
+      taken.d_normed = source.template take<residual_scalar, 2>({tokens, config_.width});
     if (!counts()) taken.uncounted = source.template take<double, 1>({2});
     return taken;
   }
@@ -18194,7 +18323,7 @@ private:
 
   void add_loss(Ex& ex, blocks const& lent, matrix normed, scratch const& all, stream<Ex, T>& s,
                 arena<memory>& activations, pass const& p) const {
-    ops::linear_cross_entropy_gradients<T, G, memory> gradients;
+    ops::linear_cross_entropy_gradients<residual_scalar, G, memory> gradients;
     ops::linear_cross_entropy_options<memory> options;
     if (p.training) {
       gradients = {all.d_normed, vocabulary_.matrix<memory>(tied() ? lent.tied_gradients : lent.gradients)};
@@ -18224,7 +18353,7 @@ private:
   }
 
   /// The hidden row of each sample's last token.
-  static matrix last_tokens(stream<Ex, T> const& s) {
+  static rows last_tokens(stream<Ex, T> const& s) {
     auto const shape = s.shape();
     auto const width = s.hidden.extent(1);
     return {s.hidden.data() + (shape.sequence_length - 1) * width,
@@ -18301,11 +18430,12 @@ void initialise(Ex& ex, parameter_store<Ex, T, G>& store, std::uint64_t seed) {
 /// the pass of the norm that follows it; the backward needs no pass of its own for either sum, since both
 /// norms add their gradient to the one that flows past them.
 ///
-/// Keeps, in elements of T a token: GPT-2 16 width (inner width 4 width), Llama 5 width + 3 inner + packed
-/// queries, keys and values. With attention recomputed what attention made is not among them (GPT-2: 5 width
-/// less); with the unit recomputed the output is all. Of n tensor-parallel ranks each keeps 1/n of what is
-/// as wide as heads or inner width, and with sequence parallelism 1/n of everything: what all ranks need of
-/// the rest is gathered again in the backward.
+/// Keeps, a token: the output and `middle` in fp32, as the residual stream flows, and in elements of T GPT-2
+/// 14 width (inner width 4 width), Llama 3 width + 3 inner + packed queries, keys and values. With attention
+/// recomputed what attention made is not among them (GPT-2: 5 width less); with the unit recomputed the
+/// output is all. Of n tensor-parallel ranks each keeps 1/n of what is as wide as heads or inner width, and
+/// with sequence parallelism 1/n of everything: what all ranks need of the rest is gathered again in the
+/// backward.
 #ifndef TESSERA_NN_TRANSFORMER_BLOCK_HPP
 #define TESSERA_NN_TRANSFORMER_BLOCK_HPP
 
@@ -18381,10 +18511,12 @@ public:
     return (std::max)(backward, forward_scratch_bytes(shape));
   }
 
-  /// out = the projected attention of in[tokens, width]; an empty `out` is left out, and it may be the memory
-  /// of `in`. With a cache in `s`, keys and values are appended to it and attention sees all that it holds.
-  void forward(Ex& ex, memory_span<T const, memory> weights, matrix out, matrix_in in, pieces const& kept,
-               stream<Ex, T> const& s, arena<memory>& activations) const {
+  /// out = the projected attention of in[tokens, width]; an empty `out` is left out, and one of type T may
+  /// be the memory of `in`. With a cache in `s`, keys and values are appended to it
+  /// and attention sees all that it holds.
+  template <storage_scalar Out>
+  void forward(Ex& ex, memory_span<T const, memory> weights, view<Out, 2, memory> out, matrix_in in,
+               pieces const& kept, stream<Ex, T> const& s, arena<memory>& activations) const {
     auto const shape = s.shape();
     ops::linear(ex, kept.packed, in, in_.matrix<memory>(weights), in_bias_.vector<memory>(weights));
     rotate(ex, kept.packed, shape, s.first_position, false);
@@ -18429,15 +18561,16 @@ public:
                          in_.matrix<memory>(no_weights), {.accumulate = accumulate});
   }
 
-  void backward_input(Ex& ex, memory_span<T const, memory> weights, matrix d_in,
+  template <storage_scalar D>
+  void backward_input(Ex& ex, memory_span<T const, memory> weights, view<D, 2, memory> d_in,
                       inner_gradients const& inner) const {
     ops::matmul(ex, d_in, inner.packed, in_.matrix<memory>(weights));
   }
 
   /// d_in = the gradient of `in`, given that of the output.
-  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients, matrix d_in,
-                matrix_in d_out, matrix_in in, pieces const& kept, batch_shape shape,
-                arena<memory>& activations, bool accumulate) const {
+  void backward(Ex& ex, memory_span<T const, memory> weights, memory_span<G, memory> gradients,
+                residual_rows<memory> d_in, matrix_in d_out, matrix_in in, pieces const& kept,
+                batch_shape shape, arena<memory>& activations, bool accumulate) const {
     arena_scope const scope(activations);
     auto const inner = take_inner(activations, shape);
     backward_inner(ex, weights, inner, d_out, kept, shape, activations);
@@ -18558,7 +18691,7 @@ struct branch_gradients {
   Inner inner;
 };
 
-template <class Norm, class Attention, class FeedForward, class Matrix>
+template <class Norm, class Attention, class FeedForward, class Matrix, class Rows>
 struct block_pieces {
   struct attention_half {
     typename Norm::statistics norm;
@@ -18566,14 +18699,14 @@ struct block_pieces {
     typename Attention::pieces attention;
   };
   struct feed_forward_half {
-    Matrix middle;
+    Rows middle;
     typename Norm::statistics norm;
     Matrix normed;
     typename FeedForward::pieces feed_forward;
   };
 
-  Matrix in; ///< Kept by the unit before.
-  Matrix out;
+  Rows in; ///< Kept by the unit before.
+  Rows out;
   attention_half first;
   feed_forward_half second;
   // From a backward's part `input` to its part `weights`.
@@ -18601,13 +18734,15 @@ struct block_names {
 template <exec::space Ex, storage_scalar T, storage_scalar G, norm_layer<Ex, T, G> Norm,
           feed_forward_layer<Ex, T, G> FeedForward, rank_group<Ex> Group = one_rank>
 class transformer_block final
-    : public detail::described_unit<Ex, T, G,
-                                    detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward,
-                                                         view<T, 2, typename Ex::memory>>> {
+    : public detail::described_unit<
+          Ex, T, G,
+          detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward,
+                               view<T, 2, typename Ex::memory>, residual_rows<typename Ex::memory>>> {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
-  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, matrix>;
+  using rows = residual_rows<memory>;
+  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, matrix, rows>;
   using typename unit<Ex, T, G>::blocks;
 
   /// Block number `layer` of a model of a valid config. Throws config_error (E-nn-024) for heads that the
@@ -18632,19 +18767,20 @@ public:
     });
   }
   index_t scratch_bytes(batch_shape shape) const override {
-    auto const row = arena<memory>::template bytes_for<T>(tokens_of(shape) * width_);
     auto const bytes_of = [](auto&& take) { return detail::planned_bytes<memory>(take); };
     auto const again = bytes_of([&](auto& plan) {
       pieces taken;
       take_again(plan, shape, taken);
     });
-    auto const gathered = group_.sequence_parallel() ? row : 0;
+    auto const room = bytes_of([&](auto& plan) { take_room(plan, shape); });
+    auto const gathered =
+        group_.sequence_parallel() ? arena<memory>::template bytes_for<T>(tokens_of(shape) * width_) : 0;
     auto const attention = bytes_of([&](auto& plan) { attention_.take_inner(plan, shape); }) +
                            (std::max)(gathered, attention_.inner_scratch_bytes(shape));
     auto const feed_forward =
         bytes_of([&](auto& plan) { feed_forward_.take_inner(plan, tokens_of(shape)); }) +
         (std::max)(gathered, feed_forward_.inner_scratch_bytes(tokens_of(shape)));
-    return again + row + (std::max)({attention, feed_forward, attention_.forward_scratch_bytes(shape)});
+    return again + room + (std::max)({attention, feed_forward, attention_.forward_scratch_bytes(shape)});
   }
 
   index_t cache_width() const override { return attention_.cache_width(); }
@@ -18664,14 +18800,12 @@ public:
       take_again(activations, s.shape(), now);
       if (!p.training) take_kept(activations, s.shape(), now);
       auto const room = take_room(activations, s.shape());
-      attend(ex, lent, room, room, now, s, activations);
-      join(ex, lent, room, now, s, p);
-      feed(ex, lent, room, room, now);
-      group_.reduce(ex, rows_of(room), room);
+      attend_and_join(ex, lent, room, now, s, activations, p);
+      auto const branch = sum_over_ranks(ex, room, [&](auto summand) { feed(ex, lent, summand, room, now); });
       if (drops(p))
-        ops::dropout_add(ex, now.out, now.second.middle, rows_of(room), dropout_of(1, s, p));
+        ops::dropout_add(ex, now.out, now.second.middle, branch, dropout_of(1, s, p));
       else
-        ops::add(ex, detail::flat(now.out), detail::flat(now.second.middle), detail::flat(rows_of(room)));
+        ops::add(ex, detail::flat(now.out), detail::flat(now.second.middle), detail::flat(branch));
     }
     s.hidden = now.out;
     if (p.training)
@@ -18705,6 +18839,13 @@ public:
   }
 
 private:
+  /// Memory for all rows of this rank's tokens, of which one use follows the other: sums of products, and
+  /// operands, which are the same memory where T is the residual stream's type.
+  struct working_rows {
+    rows sums;
+    matrix operands;
+  };
+
   transformer_block(transformer_config const& config, index_t layer, Group const& group,
                     detail::block_names const& names)
       : detail::described_unit<Ex, T, G, pieces>("block." + std::to_string(layer)), group_(group),
@@ -18716,19 +18857,39 @@ private:
 
   // Forward.
 
-  /// out = attention(norm(in)), this rank's summand; without `out`, the pieces only. `room` holds all rows.
-  void attend(Ex& ex, blocks const& lent, matrix out, matrix room, pieces const& now, stream<Ex, T> const& s,
-              arena<memory>& activations) const {
-    norm_1_.forward(ex, lent.weights, now.first.normed, now.in, now.first.norm);
-    attention_.forward(ex, lent.weights, out, group_.gather(ex, room, now.first.normed), now.first.attention,
-                       s, activations);
+  /// This rank's rows, in room.sums, of the sum of all ranks' summands: `product(out)` writes one. Ranks
+  /// exchange them in T.
+  template <class Product>
+  rows sum_over_ranks(Ex& ex, working_rows room, Product&& product) const {
+    auto const mine = rows_of(room.sums);
+    if constexpr (std::same_as<T, residual_scalar> || std::same_as<Group, one_rank>) {
+      product(room.sums);
+      group_.reduce(ex, mine, room.sums);
+    } else if (group_.tensor_ranks() == 1) {
+      product(room.sums);
+    } else {
+      auto const exchanged = rows_of(room.operands);
+      product(room.operands);
+      group_.reduce(ex, exchanged, room.operands);
+      ops::cast(ex, detail::flat(mine), detail::flat(exchanged));
+    }
+    return mine;
   }
-  /// middle = in + dropout(the sum of all `summand`), and its norm.
-  void join(Ex& ex, blocks const& lent, matrix summand, pieces const& now, stream<Ex, T> const& s,
-            pass const& p) const {
-    auto const branch = rows_of(summand);
+
+  /// out = attention(norm(in)), this rank's summand; without `out`, the pieces only.
+  template <storage_scalar Out>
+  void attend(Ex& ex, blocks const& lent, view<Out, 2, memory> out, working_rows room, pieces const& now,
+              stream<Ex, T> const& s, arena<memory>& activations) const {
+    norm_1_.forward(ex, lent.weights, now.first.normed, now.in, now.first.norm);
+    attention_.forward(ex, lent.weights, out, group_.gather(ex, room.operands, now.first.normed),
+                       now.first.attention, s, activations);
+  }
+  /// middle = in + dropout(attention(norm(in))), and its norm.
+  void attend_and_join(Ex& ex, blocks const& lent, working_rows room, pieces const& now,
+                       stream<Ex, T> const& s, arena<memory>& activations, pass const& p) const {
+    auto const branch =
+        sum_over_ranks(ex, room, [&](auto summand) { attend(ex, lent, summand, room, now, s, activations); });
     auto const& to = now.second;
-    group_.reduce(ex, branch, summand);
     if (drops(p)) {
       ops::dropout_add(ex, to.middle, now.in, branch, dropout_of(0, s, p));
       norm_2_.forward(ex, lent.weights, to.normed, to.middle, to.norm);
@@ -18736,48 +18897,49 @@ private:
       norm_2_.forward_sum(ex, lent.weights, to.normed, to.middle, now.in, branch, to.norm);
     }
   }
-  void feed(Ex& ex, blocks const& lent, matrix out, matrix room, pieces const& now) const {
-    feed_forward_.forward(ex, lent.weights, out, group_.gather(ex, room, now.second.normed),
+  /// out = feed_forward(norm(middle)), likewise.
+  template <storage_scalar Out>
+  void feed(Ex& ex, blocks const& lent, view<Out, 2, memory> out, working_rows room,
+            pieces const& now) const {
+    feed_forward_.forward(ex, lent.weights, out, group_.gather(ex, room.operands, now.second.normed),
                           now.second.feed_forward);
   }
-  void run_again(Ex& ex, blocks const& lent, matrix room, pieces const& now, stream<Ex, T> const& s,
+  void run_again(Ex& ex, blocks const& lent, working_rows room, pieces const& now, stream<Ex, T> const& s,
                  arena<memory>& activations, pass const& p) const {
-    if (recompute_ == recomputation::none) return;
-    auto const whole = recompute_ == recomputation::unit;
-    attend(ex, lent, whole ? room : matrix(), room, now, s, activations);
-    if (!whole) return;
-    join(ex, lent, room, now, s, p);
-    feed(ex, lent, {}, room, now);
+    if (recompute_ == recomputation::attention) attend(ex, lent, rows(), room, now, s, activations);
+    if (recompute_ != recomputation::unit) return;
+    attend_and_join(ex, lent, room, now, s, activations, p);
+    feed(ex, lent, rows(), room, now);
   }
 
-  // Backward. Each branch leaves the gradient of its norm's output in `room`, and adds that of its input to
-  // s.gradient.
+  // Backward. Each branch adds the gradient of its input to s.gradient.
 
-  void feed_forward_backward(Ex& ex, blocks const& lent, matrix room, pieces& now, stream<Ex, T> const& s,
-                             arena<memory>& activations, pass const& p, bool later) const {
+  void feed_forward_backward(Ex& ex, blocks const& lent, working_rows room, pieces& now,
+                             stream<Ex, T> const& s, arena<memory>& activations, pass const& p,
+                             bool later) const {
     arena_scope const scope(activations);
     auto& d = now.d_second;
-    if (!later) d = {room, feed_forward_.take_inner(activations, room.extent(0))};
+    if (!later) d = {room.operands, feed_forward_.take_inner(activations, room.operands.extent(0))};
     d.d_out = gradient_of_branch(ex, d.d_out, later, 1, s, p);
     feed_forward_.backward_inner(ex, lent.weights, d.inner, d.d_out, now.second.feed_forward, activations);
     if (!later) feed_forward_weights(ex, lent, d, now, activations, p);
-    feed_forward_.backward_input(ex, lent.weights, room, d.inner);
-    group_.reduce(ex, rows_of(room), room);
-    norm_2_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room), now.second.middle,
+    auto const d_normed = sum_over_ranks(
+        ex, room, [&](auto summand) { feed_forward_.backward_input(ex, lent.weights, summand, d.inner); });
+    norm_2_.backward(ex, lent.weights, lent.gradients, s.gradient, d_normed, now.second.middle,
                      now.second.norm, {.accumulate = p.accumulate, .accumulate_input = true});
   }
-  void attention_backward(Ex& ex, blocks const& lent, matrix room, pieces& now, stream<Ex, T> const& s,
+  void attention_backward(Ex& ex, blocks const& lent, working_rows room, pieces& now, stream<Ex, T> const& s,
                           arena<memory>& activations, pass const& p, bool later) const {
     arena_scope const scope(activations);
     auto& d = now.d_first;
-    if (!later) d = {room, attention_.take_inner(activations, s.shape())};
+    if (!later) d = {room.operands, attention_.take_inner(activations, s.shape())};
     d.d_out = gradient_of_branch(ex, d.d_out, later, 0, s, p);
     attention_.backward_inner(ex, lent.weights, d.inner, d.d_out, now.first.attention, s.shape(),
                               activations);
     if (!later) attention_weights(ex, lent, d, now, activations, p);
-    attention_.backward_input(ex, lent.weights, room, d.inner);
-    group_.reduce(ex, rows_of(room), room);
-    norm_1_.backward(ex, lent.weights, lent.gradients, s.gradient, rows_of(room), now.in, now.first.norm,
+    auto const d_normed = sum_over_ranks(
+        ex, room, [&](auto summand) { attention_.backward_input(ex, lent.weights, summand, d.inner); });
+    norm_1_.backward(ex, lent.weights, lent.gradients, s.gradient, d_normed, now.in, now.first.norm,
                      {.accumulate = p.accumulate, .accumulate_input = true});
   }
 
@@ -18802,17 +18964,18 @@ private:
     return group_.gather(ex, room, local);
   }
 
-  /// The gradient of a branch's output, all rows: s.gradient behind the branch's dropout. In `room` where it
-  /// is not s.gradient itself, and always where it must stay longer than that.
+  /// The gradient of a branch's output, all rows, as products read it: s.gradient behind the branch's
+  /// dropout. In `room` where it is not s.gradient itself, and always where it must stay longer than that.
   matrix gradient_of_branch(Ex& ex, matrix room, bool stays, index_t branch, stream<Ex, T> const& s,
                             pass const& p) const {
     auto const mine = rows_of(room);
-    if (drops(p))
+    if (drops(p)) {
       ops::dropout(ex, mine, s.gradient, dropout_of(branch, s, p));
-    else if (stays)
+    } else {
+      if constexpr (std::same_as<T, residual_scalar>)
+        if (!stays) return group_.gather(ex, room, s.gradient);
       ops::cast(ex, detail::flat(mine), detail::flat(s.gradient));
-    else
-      return group_.gather(ex, room, s.gradient);
+    }
     return group_.gather(ex, room, mine);
   }
 
@@ -18821,33 +18984,42 @@ private:
   index_t tokens_of(batch_shape shape) const {
     return shape.batch * group_.local_sequence(shape.sequence_length);
   }
-  matrix rows_of(matrix all) const {
+  template <class U>
+  view<U, 2, memory> rows_of(view<U, 2, memory> all) const {
     auto const mine = group_.rows(all.extent(0));
     return all.slice(0, mine.begin, mine.end);
   }
   /// All rows of this rank's tokens.
-  template <detail::piece_source<memory> Source>
-  matrix take_room(Source& source, batch_shape shape) const {
-    return source.template take<T, 2>({tokens_of(shape), width_});
+  template <storage_scalar U, detail::piece_source<memory> Source>
+  view<U, 2, memory> take_all(Source& source, batch_shape shape) const {
+    return source.template take<U, 2>({tokens_of(shape), width_});
   }
   template <detail::piece_source<memory> Source>
-  matrix take_rows(Source& source, batch_shape shape) const {
-    return source.template take<T, 2>({group_.rows(tokens_of(shape)).size(), width_});
+  working_rows take_room(Source& source, batch_shape shape) const {
+    auto const sums = take_all<residual_scalar>(source, shape);
+    if constexpr (std::same_as<T, residual_scalar>)
+      return {sums, sums};
+    else
+      return {sums, take_all<T>(source, shape)};
+  }
+  template <storage_scalar U, detail::piece_source<memory> Source>
+  view<U, 2, memory> take_rows(Source& source, batch_shape shape) const {
+    return source.template take<U, 2>({group_.rows(tokens_of(shape)).size(), width_});
   }
   template <detail::piece_source<memory> Source>
   void take_out(Source& source, batch_shape shape, pieces& to) const {
-    to.out = take_rows(source, shape);
+    to.out = take_rows<residual_scalar>(source, shape);
   }
   template <detail::piece_source<memory> Source>
   void take_first(Source& source, batch_shape shape, pieces& to) const {
-    to.first.normed = take_rows(source, shape);
+    to.first.normed = take_rows<T>(source, shape);
     to.first.norm = norm_1_.take(source, to.first.normed.extent(0));
     to.first.attention = attention_.take(source, shape);
   }
   template <detail::piece_source<memory> Source>
   void take_second(Source& source, batch_shape shape, pieces& to) const {
-    to.second.middle = take_rows(source, shape);
-    to.second.normed = take_rows(source, shape);
+    to.second.middle = take_rows<residual_scalar>(source, shape);
+    to.second.normed = take_rows<T>(source, shape);
     to.second.norm = norm_2_.take(source, to.second.normed.extent(0));
     to.second.feed_forward = feed_forward_.take(source, tokens_of(shape));
   }
@@ -18864,8 +19036,8 @@ private:
   }
   template <detail::piece_source<memory> Source>
   void take_for_weights(Source& source, batch_shape shape, pieces& to) const {
-    to.d_first = {take_room(source, shape), attention_.take_inner(source, shape)};
-    to.d_second = {take_room(source, shape), feed_forward_.take_inner(source, tokens_of(shape))};
+    to.d_first = {take_all<T>(source, shape), attention_.take_inner(source, shape)};
+    to.d_second = {take_all<T>(source, shape), feed_forward_.take_inner(source, tokens_of(shape))};
   }
 
   bool drops(pass const& p) const noexcept { return p.training && dropout_ > 0; }
@@ -18985,7 +19157,7 @@ public:
   /// Activation bytes that a micro-batch needs at most at one time. Training keeps what all units before the
   /// running one left for their backward; evaluation only what flows.
   index_t planned_bytes(batch_shape shape, bool training = true) const {
-    auto const flowing = arena<memory>::template bytes_for<T>(shape.tokens() * config_.width);
+    auto const flowing = arena<memory>::template bytes_for<residual_scalar>(shape.tokens() * config_.width);
     index_t kept = flowing, peak = kept; // the gradient that flows back, or the hidden state alone
     for (auto const& u : units_) {
       auto const own = u->kept_bytes(shape);
@@ -19025,7 +19197,7 @@ public:
     p.training = true;
     arena_scope const scope(activations_);
     auto s = begin(tokens, targets, true, where);
-    s.gradient = activations_.template take<T, 2>({s.shape().tokens(), config_.width});
+    s.gradient = activations_.template take<residual_scalar, 2>({s.shape().tokens(), config_.width});
     for (std::size_t i = 0; i < units_.size(); ++i) {
       starts_[i] = activations_.mark();
       units_[i]->forward(ex, store_.lend(i), s, activations_, p);
@@ -21456,7 +21628,7 @@ template <exec::space Ex, storage_scalar T, storage_scalar G, nn::rank_group<Ex>
 class unit_runner {
 public:
   using memory = typename Ex::memory;
-  using matrix = view<T, 2, memory>;
+  using rows = nn::residual_rows<memory>;
   using units_type = nn::unit_list<Ex, T, G>;
 
   /// Borrows `units`, all of this rank, which it prepares for `slots` micro-batches; `parts` are ranges of
@@ -21509,8 +21681,9 @@ public:
     }
     // An evaluation sends a micro-batch through all parts in one slot: what flows, and one unit at work.
     for (auto const& u : units_) {
-      auto const all = arena<memory>::template bytes_for<T>(rows_of(shape) * options_.width) +
-                       u->kept_bytes(shape) + u->scratch_bytes(shape);
+      auto const all =
+          arena<memory>::template bytes_for<nn::residual_scalar>(rows_of(shape) * options_.width) +
+          u->kept_bytes(shape) + u->scratch_bytes(shape);
       needed.scratch = (std::max)(needed.scratch, all - needed.slot);
     }
     return needed;
@@ -21544,7 +21717,7 @@ public:
   /// backward has ended, and is ignored by an embedding. Without training the output may stand in it.
   /// `after`: the unit whose weights will be lent next.
   template <block_lender<Ex, T, G> Lender>
-  void forward(Ex& ex, Lender& lender, int slot, matrix input, std::size_t after = no_unit) {
+  void forward(Ex& ex, Lender& lender, int slot, rows input, std::size_t after = no_unit) {
     auto& mine = at(slot);
     mine.s.hidden = input;
     auto const all = parts_[mine.job.part];
@@ -21564,13 +21737,13 @@ public:
   /// Sends a micro-batch that is only evaluated on through the next part, from where it is.
   void go_on(int slot, std::size_t part) { at(slot).job.part = part; }
   /// What the forward left.
-  matrix output(int slot) { return at(slot).s.hidden; }
+  rows output(int slot) { return at(slot).s.hidden; }
 
   /// Turns `gradient`, that of the part's output, into that of its input, in place; with the head in the part
   /// it need not hold anything before. `both` and `weights` end the micro-batch's work on each unit. `last`:
   /// with the step's last micro-batch.
   template <block_lender<Ex, T, G> Lender>
-  void backward(Ex& ex, Lender& lender, int slot, matrix gradient, nn::backward_part what, bool last,
+  void backward(Ex& ex, Lender& lender, int slot, rows gradient, nn::backward_part what, bool last,
                 std::size_t after = no_unit) {
     auto& mine = at(slot);
     auto const all = parts_[mine.job.part];
@@ -21683,7 +21856,7 @@ template <comm::communicator Comm, exec::space Ex, storage_scalar T, storage_sca
 class pipeline {
 public:
   using memory = typename Ex::memory;
-  using matrix = view<T, 2, memory>;
+  using rows = nn::residual_rows<memory>;
   using micro_batch_type = pipeline_micro_batch<Ex>;
 
   /// Called by all ranks of `stages`, whose rank is the stage, with the same plan. `units` are this stage's,
@@ -21796,7 +21969,7 @@ public:
   /// Activation memory of this stage: slots, scratch, and the buffers of messages.
   index_t planned_bytes() const {
     return runner_.plan(options_.largest).bytes(needs_.slots) +
-           (needs_.inputs + needs_.gradients) * room() * static_cast<index_t>(sizeof(T));
+           (needs_.inputs + needs_.gradients) * room() * static_cast<index_t>(sizeof(nn::residual_scalar));
   }
 
 private:
@@ -21864,7 +22037,9 @@ private:
             .totals = {totals_.data() + 2 * number, {2}}};
   }
   index_t rows_of(micro_batch_type const& b) { return runner_.rows_of(stream_of(b, 0).shape()); }
-  matrix matrix_in(T* data, micro_batch_type const& b) { return {data, {rows_of(b), options_.width}}; }
+  rows rows_in(nn::residual_scalar* data, micro_batch_type const& b) {
+    return {data, {rows_of(b), options_.width}};
+  }
   index_t elements_of(micro_batch_type const& b) { return rows_of(b) * options_.width; }
 
   /// The unit whose weights are lent first after action `i` of the list.
@@ -21929,9 +22104,9 @@ private:
     slot.input = plan_.has_before(stage_, a.chunk) ? activations_.take_kept(a) : -1;
     p.first_sample = b.first_sample;
     runner_.start(number, {static_cast<std::size_t>(a.chunk), a.micro_batch}, stream_of(b, a.micro_batch), p);
-    auto const input = slot.input >= 0 ? matrix_in(activations_.data_of(slot.input), b)
+    auto const input = slot.input >= 0 ? rows_in(activations_.data_of(slot.input), b)
                        : a.chunk > 0   ? runner_.output(slot_of({a.kind, a.micro_batch, a.chunk - 1}))
-                                       : matrix{};
+                                       : rows{};
     runner_.forward(ex, lender, number, input, unit_after(i));
   }
 
@@ -21941,7 +22116,7 @@ private:
     slots_[static_cast<std::size_t>(slot_of(a))].output.wait(); // its gradient is here: it has long arrived
     bool const ends_model = plan_.part_of(stage_, a.chunk) + 1 == plan_.parts();
     auto const buffer = ends_model ? gradients_.take_buffer() : gradients_.take_kept(a);
-    runner_.backward(ex, lender, slot_of(a), matrix_in(gradients_.data_of(buffer), b), part, is_last(a),
+    runner_.backward(ex, lender, slot_of(a), rows_in(gradients_.data_of(buffer), b), part, is_last(a),
                      unit_after(i));
     if (plan_.has_before(stage_, a.chunk))
       gradients_.keep(a, buffer); // until it is sent
@@ -21965,11 +22140,11 @@ private:
       int const number = plan_.shape.stages == 1 ? 0 : narrow<int>((i + chunk) % needs_.slots);
       release(number);
       auto& slot = slots_[static_cast<std::size_t>(number)];
-      matrix input;
+      rows input;
       if (plan_.has_before(stage_, chunk)) {
         layout::action const a{layout::action_kind::receive_activation, 0, chunk};
         slot.input = activations_.receive_now(plan_.peer_of(stage_, a).stage, elements_of(b));
-        input = matrix_in(activations_.data_of(slot.input), b);
+        input = rows_in(activations_.data_of(slot.input), b);
       }
       slot.busy = true;
       runner_.start(number, {part, i}, stream_of(b, 0), p);
@@ -22004,7 +22179,7 @@ private:
   pipeline_options options_;
   detail::pipeline_needs needs_;
   unit_runner<Ex, T, G, Group> runner_;
-  detail::message_lane<Comm, Ex, T> activations_, gradients_;
+  detail::message_lane<Comm, Ex, nn::residual_scalar> activations_, gradients_;
   tensor<double, 2, memory> totals_; ///< {sum, count} of the loss of each micro-batch.
   std::vector<nn::loss_sum> losses_;
   std::vector<slot_state> slots_;
@@ -24095,8 +24270,8 @@ inline constexpr field fields[] = {
     {"Model", "tied_head", &settings::tied_head,
      "true: the output layer uses the token embedding's matrix; false: it has its own."},
     {"Model", "storage", &settings::storage,
-     "What weights and activations are stored in; sums are always made in fp32. bf16 keeps fp32 master "
-     "weights in the optimizer.",
+     "What weights and activations are stored in; sums are always made in fp32, like the residual stream "
+     "that goes through all layers. bf16 keeps fp32 master weights in the optimizer.",
      binding::refused, 0, 0, "fp32|bf16"},
 
     {"Training", "steps", &settings::steps, "Optimizer steps of the whole run.", binding::refused, 0, 1e12},
@@ -29040,24 +29215,29 @@ struct dropout_elements {
 
 template <>
 struct dropout_on<exec::cuda_backend> {
-  template <exec::cuda_space Ex, storage_scalar T, dropout_numbers Numbers>
+  /// There is a residual only where both types are one.
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar In, dropout_numbers Numbers>
   static void run(Ex& ex, view<T, 2, typename Ex::memory> out, view<T const, 2, typename Ex::memory> residual,
-                  view<T const, 2, typename Ex::memory> in, dropout_mask<Numbers> const& mask) {
-    using array = view<T const, 1, typename Ex::memory>;
+                  view<In const, 2, typename Ex::memory> in, dropout_mask<Numbers> const& mask) {
     auto const size = in.size();
+    view<T, 1, typename Ex::memory> const all_out(out.data(), {size});
+    view<In const, 1, typename Ex::memory> const all_in(in.data(), {size});
     cuda_detail::dropout_elements<Numbers> const dropout{mask};
     auto const y = exec::writes(out.data());
-    auto const r = exec::reads(residual.data()), x = exec::reads(in.data());
-    if (mask.probability > 0 && residual.data() != nullptr)
-      exec::for_elements(ex, size, dropout, y, r, x);
-    else if (mask.probability > 0)
+    auto const x = exec::reads(in.data());
+    if constexpr (std::same_as<T, In>)
+      if (residual.data() != nullptr) {
+        if (mask.probability > 0)
+          exec::for_elements(ex, size, dropout, y, exec::reads(residual.data()), x);
+        else
+          add_on<exec::cuda_backend>::run(
+              ex, all_out, view<T const, 1, typename Ex::memory>(residual.data(), {size}), all_in);
+        return;
+      }
+    if (mask.probability > 0)
       exec::for_elements(ex, size, dropout, y, x);
-    else if (residual.data() != nullptr)
-      add_on<exec::cuda_backend>::run(ex, view<T, 1, typename Ex::memory>(out.data(), {size}),
-                                      array(residual.data(), {size}), array(in.data(), {size}));
     else
-      cast_on<exec::cuda_backend>::run(ex, view<T, 1, typename Ex::memory>(out.data(), {size}),
-                                       array(in.data(), {size}));
+      cast_on<exec::cuda_backend>::run(ex, all_out, all_in);
   }
 };
 
@@ -29090,12 +29270,13 @@ struct matrix_rows {
   __device__ T* at(index_t row, index_t column) const { return data + row * stride + column; }
 };
 
-template <storage_scalar T>
+template <storage_scalar T, storage_scalar Table>
 TESSERA_KERNEL void __launch_bounds__(embedding_lanes* embedding_rows)
     embedding_kernel(matrix_rows<T> out, view<std::int32_t const, 2, cuda_memory> tokens,
-                     matrix_rows<T const> table, detail::vocabulary_slice slice,
-                     matrix_rows<T const> positions, token_positions places, index_t width, fault_flag flag) {
-  constexpr int n = exec::pack_size<T>;
+                     matrix_rows<Table const> table, detail::vocabulary_slice slice,
+                     matrix_rows<Table const> positions, token_positions places, index_t width,
+                     fault_flag flag) {
+  constexpr int n = exec::pack_size<T, Table>;
   auto const row = index_t{blockIdx.x} * embedding_rows + threadIdx.y;
   if (row >= tokens.size()) return;
   auto const t = row % tokens.extent(1);
@@ -29212,10 +29393,10 @@ struct embedding_on<exec::cuda_backend> {
   template <class T, int Rank>
   using device_view = view<T, Rank, exec::cuda_memory>;
 
-  template <exec::cuda_space Ex, storage_scalar T>
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar Table>
   static void forward(Ex& ex, device_view<T, 2> out, device_view<std::int32_t const, 2> tokens,
-                      device_view<T const, 2> table, detail::vocabulary_slice slice,
-                      device_view<T const, 2> positions, token_positions places, site where) {
+                      device_view<Table const, 2> table, detail::vocabulary_slice slice,
+                      device_view<Table const, 2> positions, token_positions places, site where) {
     using namespace cuda_detail;
     auto const flag =
         ex.template handle<faults>().expect(fault::token, slice.vocabulary, where, tokens.extent(1));
@@ -29223,8 +29404,8 @@ struct embedding_on<exec::cuda_backend> {
                  {.grid = exec::grid_of((tokens.size() + embedding_rows - 1) / embedding_rows),
                   .block = dim3(embedding_lanes, embedding_rows),
                   .where = where},
-                 embedding_kernel<T>, matrix_rows<T>(out), tokens, matrix_rows<T const>(table), slice,
-                 matrix_rows<T const>(positions), places, table.extent(1), flag);
+                 embedding_kernel<T, Table>, matrix_rows<T>(out), tokens, matrix_rows<Table const>(table),
+                 slice, matrix_rows<Table const>(positions), places, table.extent(1), flag);
   }
 
   template <exec::cuda_space Ex, storage_scalar G, storage_scalar T>
@@ -29460,7 +29641,8 @@ struct row_array {
 };
 
 /// Calls f(k, i) for each pack k of this thread in the stretch of a row that starts at `begin`, whose first
-/// element is i. N is the elements of an access of 16 bytes, or 1 where rows do not allow those.
+/// element is i. N is the elements of a pack (exec::pack_size of all the types that a kernel moves), or 1
+/// where rows do not allow accesses of 16 bytes.
 template <int N, int Packs, class F>
 __device__ __forceinline__ void for_packs(int begin, int width, F&& f) {
 #pragma unroll
@@ -29476,20 +29658,32 @@ struct row_packs {
   struct single {
     T values[1];
   };
-  std::conditional_t<N == 1, single, exec::vector16<T>> pack[Packs];
+  using access = std::conditional_t<N == 1, single, exec::vector16<T>>;
+  static constexpr int count = sizeof(access) / sizeof(T), parts = N / count;
+  static_assert(N % count == 0);
+  access part[Packs * parts];
 
-  __device__ __forceinline__ float operator()(int k, int e) const { return pack[k].values[e]; }
+  __device__ __forceinline__ float operator()(int k, int e) const {
+    if constexpr (parts == 1) // the divisions below count where nvcc decides what to unroll
+      return part[k].values[e];
+    else
+      return part[k * parts + e / count].values[e % count];
+  }
 };
 
 /// Reads them; 0 behind the row's end. All loads are under way before the first is waited for.
 template <int N, int Packs, storage_scalar T>
 __device__ __forceinline__ row_packs<N, Packs, T> read_packs(T const* row, int begin, int width) {
-  row_packs<N, Packs, T> read = {};
+  using packs = row_packs<N, Packs, T>;
+  packs read = {};
   for_packs<N, Packs>(begin, width, [&](int k, int i) {
-    if constexpr (N == 1)
-      read.pack[k].values[0] = row[i];
-    else
-      read.pack[k] = exec::load16(row + i);
+    if constexpr (N == 1) {
+      read.part[k].values[0] = row[i];
+    } else {
+#pragma unroll
+      for (int p = 0; p < packs::parts; ++p)
+        read.part[k * packs::parts + p] = exec::load16(row + i + p * packs::count);
+    }
   });
   return read;
 }
@@ -29524,10 +29718,12 @@ __device__ __forceinline__ void sum_over_group(float (&value)[Count]) {
 
 namespace tessera::inline TESSERA_ABI::ops::cuda_detail {
 
-template <storage_scalar T>
+/// R is the storage type of what is normalised and of its gradient, T that of the rest.
+template <storage_scalar T, storage_scalar R>
 struct norm_forward {
-  row_array<T> out, sums; ///< `sums` and `b` are empty where there is no residual.
-  row_array<T const> a, b;
+  row_array<T> out;
+  row_array<R> sums; ///< It and `b` are empty where there is no residual.
+  row_array<R const> a, b;
   T const *gain, *bias;
   float *mean, *deviation;
   index_t rows;
@@ -29544,8 +29740,8 @@ constexpr int backward_share(int n) noexcept {
   return n == 1 ? 8 : 16;
 }
 
-template <bool Centred, int N, storage_scalar T>
-TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_forward_kernel(norm_forward<T> const p) {
+template <bool Centred, int N, storage_scalar T, storage_scalar R>
+TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_forward_kernel(norm_forward<T, R> const p) {
   constexpr int packs = forward_share(N) / N;
   auto const row = index_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (row >= p.rows) return; // a whole group, which is one warp where a block has several
@@ -29557,13 +29753,13 @@ TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_forward_kernel(norm
   auto const read = [&](int begin, bool first) {
     auto const with_residual = p.sums.data != nullptr;
     auto const a =
-        read_packs<N, packs, T>(with_residual && !first ? p.sums.row(row) : p.a.row(row), begin, width);
+        read_packs<N, packs, R>(with_residual && !first ? p.sums.row(row) : p.a.row(row), begin, width);
     for (int k = 0; k < packs; ++k)
       for (int e = 0; e < N; ++e) x[k][e] = a(k, e);
     if (!with_residual || !first) return;
     auto const b = read_packs<N, packs>(p.b.row(row), begin, width);
     for_packs<N, packs>(begin, width, [&](int k, int i) {
-      for (int e = 0; e < N; ++e) x[k][e] = T(x[k][e] + b(k, e)); // rounded as stored
+      for (int e = 0; e < N; ++e) x[k][e] = R(x[k][e] + b(k, e)); // rounded as stored
       exec::store_pack(p.sums.row(row) + i, x[k]);
     });
   };
@@ -29604,10 +29800,10 @@ TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_forward_kernel(norm
   }
 }
 
-template <storage_scalar T>
+template <storage_scalar T, storage_scalar R>
 struct norm_backward {
-  row_array<T> d_in;
-  row_array<T const> d_out, in;
+  row_array<R> d_in;
+  row_array<R const> d_out, in;
   T const* gain;
   float const *mean, *deviation;
   float* partial; ///< For each block a row of d_gain, and one of d_bias where centred.
@@ -29620,14 +29816,14 @@ struct norm_backward {
 /// With h = d_out * gain and n the normalised input:
 ///     d_in = (h - mean(h) - n mean(h n)) / deviation   (without mean(h) where not centred),
 ///     d_gain = sum over rows of d_out n,  d_bias = sum over rows of d_out.
-template <bool Centred, int N, storage_scalar T>
-TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_backward_kernel(norm_backward<T> const p) {
+template <bool Centred, int N, storage_scalar T, storage_scalar R>
+TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_backward_kernel(norm_backward<T, R> const p) {
   constexpr int packs = backward_share(N) / N, kinds = Centred ? 2 : 1;
   auto const width = p.width, stretch = packs * N * int(blockDim.x);
   auto const held = width <= stretch;
   auto* const partial = p.partial + index_t{blockIdx.x} * kinds * width;
 
-  row_packs<N, packs, T> dy;
+  row_packs<N, packs, R> dy;
   float x[packs][N], sums[kinds][packs][N] = {}; // x: normalised
   if (!held)
     for (int i = int(threadIdx.x); i < kinds * width; i += int(blockDim.x)) partial[i] = 0;
@@ -29705,40 +29901,42 @@ TESSERA_KERNEL void __launch_bounds__(most_row_threads) norm_backward_kernel(nor
 /// used.
 template <bool Centred>
 struct norm_rows {
-  template <exec::cuda_space Ex, storage_scalar T, memory_space M = typename Ex::memory>
-  static void forward(Ex& ex, view<T, 2, M> out, view<T, 2, M> sums, view<float, 1, M> mean,
-                      view<float, 1, M> deviation, view<T const, 2, M> a, view<T const, 2, M> b,
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar R, memory_space M = typename Ex::memory>
+  static void forward(Ex& ex, view<T, 2, M> out, view<R, 2, M> sums, view<float, 1, M> mean,
+                      view<float, 1, M> deviation, view<R const, 2, M> a, view<R const, 2, M> b,
                       view<T const, 1, M> gain, view<T const, 1, M> bias, float epsilon) {
     auto const rows = a.extent(0), width = a.extent(1);
-    norm_forward<T> const p{.out = out,
-                            .sums = sums,
-                            .a = a,
-                            .b = b,
-                            .gain = gain.data(),
-                            .bias = bias.data(),
-                            .mean = mean.data(),
-                            .deviation = deviation.data(),
-                            .rows = rows,
-                            .width = narrow<int>(width),
-                            .share = 1.0f / static_cast<float>((std::max)(width, index_t{1})),
-                            .epsilon = epsilon};
-    constexpr int wide = exec::pack_size<T>;
+    norm_forward<T, R> const p{.out = out,
+                               .sums = sums,
+                               .a = a,
+                               .b = b,
+                               .gain = gain.data(),
+                               .bias = bias.data(),
+                               .mean = mean.data(),
+                               .deviation = deviation.data(),
+                               .rows = rows,
+                               .width = narrow<int>(width),
+                               .share = 1.0f / static_cast<float>((std::max)(width, index_t{1})),
+                               .epsilon = epsilon};
+    constexpr int wide = exec::pack_size<T, R>;
     auto const aligned = width % wide == 0 && p.out.aligned() && p.sums.aligned() && p.a.aligned() &&
                          p.b.aligned() && exec::aligned16(p.gain) && exec::aligned16(p.bias);
     auto const across = row_threads(width, forward_share(aligned ? wide : 1));
     auto const down = across == 32 ? index_t{4} : index_t{1};
     exec::launch(ex, {.grid = exec::grid_of((rows + down - 1) / down), .block = exec::grid_of(across, down)},
-                 aligned ? norm_forward_kernel<Centred, wide, T> : norm_forward_kernel<Centred, 1, T>, p);
+                 aligned ? norm_forward_kernel<Centred, wide, T, R> : norm_forward_kernel<Centred, 1, T, R>,
+                 p);
   }
 
-  template <exec::cuda_space Ex, storage_scalar T, storage_scalar G, memory_space M = typename Ex::memory>
-  static void backward(Ex& ex, view<T, 2, M> d_in, view<G, 1, M> d_gain, view<G, 1, M> d_bias,
-                       view<T const, 2, M> d_out, view<T const, 2, M> in, view<float const, 1, M> mean,
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar R, storage_scalar G,
+            memory_space M = typename Ex::memory>
+  static void backward(Ex& ex, view<R, 2, M> d_in, view<G, 1, M> d_gain, view<G, 1, M> d_bias,
+                       view<R const, 2, M> d_out, view<R const, 2, M> in, view<float const, 1, M> mean,
                        view<float const, 1, M> deviation, view<T const, 1, M> gain, bool accumulate,
                        bool accumulate_input, site where) {
     constexpr int kinds = Centred ? 2 : 1;
     auto const rows = in.extent(0), width = in.extent(1);
-    constexpr int wide = exec::pack_size<T>;
+    constexpr int wide = exec::pack_size<T, R>;
     auto const aligned = width % wide == 0 && row_array(d_in).aligned() && row_array(d_out).aligned() &&
                          row_array(in).aligned() && exec::aligned16(gain.data());
     auto const across = row_threads(width, backward_share(aligned ? wide : 1));
@@ -29750,24 +29948,25 @@ struct norm_rows {
     auto& scratch = ex.template handle<exec::scratch<norm_rows, M>>();
     auto* partial = scratch.template take<float>(blocks * kinds * width, where);
 
-    norm_backward<T> const p{.d_in = d_in,
-                             .d_out = d_out,
-                             .in = in,
-                             .gain = gain.data(),
-                             .mean = mean.data(),
-                             .deviation = deviation.data(),
-                             .partial = partial,
-                             .rows = rows,
-                             .rows_per_block = rows_per_block,
-                             .width = narrow<int>(width),
-                             .share = 1.0f / static_cast<float>((std::max)(width, index_t{1})),
-                             .accumulate_input = accumulate_input};
+    norm_backward<T, R> const p{.d_in = d_in,
+                                .d_out = d_out,
+                                .in = in,
+                                .gain = gain.data(),
+                                .mean = mean.data(),
+                                .deviation = deviation.data(),
+                                .partial = partial,
+                                .rows = rows,
+                                .rows_per_block = rows_per_block,
+                                .width = narrow<int>(width),
+                                .share = 1.0f / static_cast<float>((std::max)(width, index_t{1})),
+                                .accumulate_input = accumulate_input};
     exec::launch(ex,
                  {.grid = exec::grid_of(blocks),
                   .block = exec::grid_of(across, down),
                   .shared_bytes = down > 1 ? static_cast<std::size_t>(kinds * width) * sizeof(float) : 0,
                   .where = where},
-                 aligned ? norm_backward_kernel<Centred, wide, T> : norm_backward_kernel<Centred, 1, T>, p);
+                 aligned ? norm_backward_kernel<Centred, wide, T, R> : norm_backward_kernel<Centred, 1, T, R>,
+                 p);
 
     partial_outputs<G, kinds> outputs{{d_gain.data()}};
     if constexpr (Centred) outputs.out[1] = d_bias.data();
@@ -29786,16 +29985,16 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct layer_norm_on<exec::cuda_backend> {
-  template <exec::cuda_space Ex, storage_scalar T, memory_space M>
-  static void forward(Ex& ex, view<T, 2, M> out, view<T, 2, M> sum, view<float, 1, M> mean,
-                      view<float, 1, M> deviation, view<T const, 2, M> a, view<T const, 2, M> b,
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar R, memory_space M>
+  static void forward(Ex& ex, view<T, 2, M> out, view<R, 2, M> sum, view<float, 1, M> mean,
+                      view<float, 1, M> deviation, view<R const, 2, M> a, view<R const, 2, M> b,
                       view<T const, 1, M> gain, view<T const, 1, M> bias, float epsilon) {
     cuda_detail::norm_rows<true>::forward(ex, out, sum, mean, deviation, a, b, gain, bias, epsilon);
   }
 
-  template <exec::cuda_space Ex, storage_scalar T, storage_scalar G, memory_space M>
-  static void backward(Ex& ex, view<T, 2, M> d_in, view<G, 1, M> d_gain, view<G, 1, M> d_bias,
-                       view<T const, 2, M> d_out, view<T const, 2, M> in, view<float const, 1, M> mean,
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar R, storage_scalar G, memory_space M>
+  static void backward(Ex& ex, view<R, 2, M> d_in, view<G, 1, M> d_gain, view<G, 1, M> d_bias,
+                       view<R const, 2, M> d_out, view<R const, 2, M> in, view<float const, 1, M> mean,
                        view<float const, 1, M> deviation, view<T const, 1, M> gain,
                        norm_backward_options options, site where) {
     cuda_detail::norm_rows<true>::backward(ex, d_in, d_gain, d_bias, d_out, in, mean, deviation, gain,
@@ -29810,7 +30009,8 @@ struct layer_norm_on<exec::cuda_backend> {
 /// sums the bias gradient, wherever its rules on addresses allow that; separate kernels elsewhere.
 ///
 /// The GELU inside a product is the tanh form, for 16-bit storage: nothing is said of the accuracy of
-/// cuBLASLt's tanh, so fp32 and the erf form go through this library's own formula. A bias gradient that is
+/// cuBLASLt's tanh, so fp32 and the erf form go through this library's own formula. An output of another type
+/// than the operands is made of sums in fp32, to which the bias is added in fp32. A bias gradient that is
 /// added to, and one behind an activation, is summed by a kernel.
 #ifndef TESSERA_OPS_CUDA_LINEAR_CUH
 #define TESSERA_OPS_CUDA_LINEAR_CUH
@@ -30371,33 +30571,26 @@ struct linear_on<exec::cuda_backend> {
   template <class T, int Rank>
   using device_view = view<T, Rank, exec::cuda_memory>;
 
-  template <exec::cuda_space Ex, storage_scalar T>
-  static void forward(Ex& ex, device_view<T, 2> out, device_view<T const, 2> in,
+  template <exec::cuda_space Ex, storage_scalar Out, storage_scalar T>
+  static void forward(Ex& ex, device_view<Out, 2> out, device_view<T const, 2> in,
                       device_view<T const, 2> weight, device_view<T const, 1> bias,
                       linear_options<T, exec::cuda_memory> const& options, site where) {
     auto const pre = options.pre_activation;
     device_view<T const, 2> const weight_t(weight.data(), {weight.extent(1), weight.extent(0)},
                                            {1, weight.stride(0)});
-    if (options.activation == activation::gelu_tanh &&
-        gelu_by_product(ex, out, in, weight_t, bias, pre, where))
-      return;
-    // Product and bias first, where they are kept or else in the output.
-    auto const before = pre.empty() ? out : pre;
-    product_plus_bias(ex, before, in, weight_t, bias, where);
-    auto const finish = [&](auto function) {
-      exec::for_elements(ex, out.extent(0), out.extent(1), function, exec::writes(out.data(), out.stride(0)),
-                         exec::reads(before.data(), before.stride(0)));
-    };
-    switch (options.activation) {
-    case activation::none:
-      if (!pre.empty()) finish(cuda_detail::unchanged{});
-      break;
-    case activation::gelu_tanh:
-      finish(cuda_detail::gelu_of<gelu_form::tanh>{});
-      break;
-    case activation::gelu_erf:
-      finish(cuda_detail::gelu_of<gelu_form::erf>{});
-      break;
+    if constexpr (std::same_as<Out, T>) {
+      if (options.activation == activation::gelu_tanh &&
+          gelu_by_product(ex, out, in, weight_t, bias, pre, where))
+        return;
+      // Product and bias first, where they are kept or else in the output.
+      auto const before = pre.empty() ? out : pre;
+      product_plus_bias(ex, before, in, weight_t, bias, where);
+      activate(ex, out, before, options.activation);
+    } else {
+      auto const before = fp32_of(ex, out, where);
+      product_plus_bias(ex, before, in, weight_t, bias, where);
+      if (!pre.empty()) activate(ex, pre, before, activation::none);
+      activate(ex, out, before, options.activation);
     }
   }
 
@@ -30438,6 +30631,27 @@ private:
                                                                 batch_of_one(b), false, then, where);
   }
 
+  /// out = activation(before); `before` may be `out`.
+  template <exec::cuda_space Ex, storage_scalar Out, storage_scalar Before>
+  static void activate(Ex& ex, device_view<Out, 2> out, device_view<Before, 2> before,
+                       ops::activation activation) {
+    auto const pass = [&](auto function) {
+      exec::for_elements(ex, out.extent(0), out.extent(1), function, exec::writes(out.data(), out.stride(0)),
+                         exec::reads(before.data(), before.stride(0)));
+    };
+    switch (activation) {
+    case activation::none:
+      if (static_cast<void*>(out.data()) != before.data()) pass(cuda_detail::unchanged{});
+      break;
+    case activation::gelu_tanh:
+      pass(cuda_detail::gelu_of<gelu_form::tanh>{});
+      break;
+    case activation::gelu_erf:
+      pass(cuda_detail::gelu_of<gelu_form::erf>{});
+      break;
+    }
+  }
+
   template <exec::cuda_space Ex, storage_scalar T>
   static bool gelu_by_product(Ex& ex, device_view<T, 2> out, device_view<T const, 2> in,
                               device_view<T const, 2> weight_t, device_view<T const, 1> bias,
@@ -30455,22 +30669,43 @@ private:
     }
   }
 
-  template <exec::cuda_space Ex, storage_scalar T>
-  static void product_plus_bias(Ex& ex, device_view<T, 2> out, device_view<T const, 2> in,
+  /// The output, or scratch of its size where it has fewer bits.
+  template <exec::cuda_space Ex, storage_scalar Out>
+  static device_view<float, 2> fp32_of(Ex& ex, device_view<Out, 2> out, site where) {
+    if constexpr (std::same_as<Out, float>)
+      return out;
+    else
+      return {ex.template handle<exec::scratch<fp32_sums, exec::cuda_memory>>().template take<float>(
+                  out.size(), where),
+              out.extents()};
+  }
+
+  /// The bias in the type of the product's output, as an epilogue reads it.
+  template <storage_scalar Out, exec::cuda_space Ex, storage_scalar T>
+  static device_view<Out const, 1> bias_as(Ex& ex, device_view<T const, 1> bias, site where) {
+    if constexpr (std::same_as<Out, T>) {
+      return bias;
+    } else {
+      device_view<Out, 1> const copy(
+          ex.template handle<exec::scratch<bias_copy, exec::cuda_memory>>().template take<Out>(bias.size(),
+                                                                                               where),
+          bias.extents());
+      cast_on<exec::cuda_backend>::run(ex, copy, bias);
+      return copy;
+    }
+  }
+
+  template <exec::cuda_space Ex, storage_scalar Out, storage_scalar T>
+  static void product_plus_bias(Ex& ex, device_view<Out, 2> out, device_view<T const, 2> in,
                                 device_view<T const, 2> weight_t, device_view<T const, 1> bias, site where) {
     using product_on = matmul_on<exec::cuda_backend>;
     if (bias.empty()) return product_on::run(ex, out, in, weight_t, false, where);
-    if (cuda_detail::suits_epilogue(bias) &&
-        product(ex, out, in, weight_t, {CUBLASLT_EPILOGUE_BIAS, bias.data()}, where))
+    auto const added = bias_as<Out>(ex, bias, where);
+    if (cuda_detail::suits_epilogue(added) &&
+        product(ex, out, in, weight_t, {CUBLASLT_EPILOGUE_BIAS, added.data()}, where))
       return;
     // The sum is rounded once, after the bias.
-    device_view<float, 2> sums;
-    if constexpr (std::same_as<T, float>)
-      sums = out;
-    else
-      sums = {ex.template handle<exec::scratch<fp32_sums, exec::cuda_memory>>().template take<float>(
-                  out.size(), where),
-              out.extents()};
+    auto const sums = fp32_of(ex, out, where);
     product_on::run(ex, sums, in, weight_t, false, where);
     exec::for_elements(ex, out.extent(0), out.extent(1), cuda_detail::plus_bias{},
                        exec::writes(out.data(), out.stride(0)), exec::reads(sums.data(), sums.stride(0)),
@@ -30548,6 +30783,7 @@ private:
   }
 
   struct fp32_sums;
+  struct bias_copy;
 };
 
 } // namespace tessera::inline TESSERA_ABI::ops
@@ -30678,6 +30914,79 @@ struct sliced_cross_entropy_on<exec::cuda_backend> {
 } // namespace tessera::inline TESSERA_ABI::ops
 
 #endif
+
+#endif
+/// linear_swiglu on CUDA: the product into gate_up, and the unit from what is stored there.
+#ifndef TESSERA_OPS_CUDA_LINEAR_SWIGLU_CUH
+#define TESSERA_OPS_CUDA_LINEAR_SWIGLU_CUH
+
+/// swiglu on CUDA: one pass over gate and up side by side.
+#ifndef TESSERA_OPS_CUDA_SWIGLU_CUH
+#define TESSERA_OPS_CUDA_SWIGLU_CUH
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+namespace cuda_detail {
+
+struct swiglu_element {
+  TESSERA_HOST_DEVICE void operator()(float& y, float gate, float up) const noexcept {
+    y = silu_value(gate) * up;
+  }
+};
+struct swiglu_gradient {
+  TESSERA_HOST_DEVICE void operator()(float& d_gate, float& d_up, float dy, float gate,
+                                      float up) const noexcept {
+    auto const silu = silu_with_slope(gate);
+    d_gate = dy * up * silu.slope;
+    d_up = dy * silu.value;
+  }
+};
+
+} // namespace cuda_detail
+
+template <>
+struct swiglu_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void forward(Ex& ex, view<T, 2, typename Ex::memory> out,
+                      view<T const, 2, typename Ex::memory> gate_up) {
+    auto const width = out.extent(1);
+    auto const both = gate_up.stride(0);
+    exec::for_elements(ex, out.extent(0), width, cuda_detail::swiglu_element{},
+                       exec::writes(out.data(), out.stride(0)), exec::reads(gate_up.data(), both),
+                       exec::reads(gate_up.data() + width, both));
+  }
+
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void backward(Ex& ex, view<T, 2, typename Ex::memory> d_gate_up,
+                       view<T const, 2, typename Ex::memory> d_out,
+                       view<T const, 2, typename Ex::memory> gate_up) {
+    auto const width = d_out.extent(1);
+    auto const both = gate_up.stride(0), d_both = d_gate_up.stride(0);
+    exec::for_elements(ex, d_out.extent(0), width, cuda_detail::swiglu_gradient{},
+                       exec::writes(d_gate_up.data(), d_both), exec::writes(d_gate_up.data() + width, d_both),
+                       exec::reads(d_out.data(), d_out.stride(0)), exec::reads(gate_up.data(), both),
+                       exec::reads(gate_up.data() + width, both));
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::ops {
+
+template <>
+struct linear_swiglu_on<exec::cuda_backend> {
+  template <exec::cuda_space Ex, storage_scalar T>
+  static void run(Ex& ex, view<T, 2, typename Ex::memory> out, view<T, 2, typename Ex::memory> gate_up,
+                  view<T const, 2, typename Ex::memory> in, view<T const, 2, typename Ex::memory> weight,
+                  site where) {
+    matmul_on<exec::cuda_backend>::run(ex, gate_up, in, weight, false, where);
+    swiglu_on<exec::cuda_backend>::forward(ex, out, view<T const, 2, typename Ex::memory>(gate_up));
+  }
+};
+
+} // namespace tessera::inline TESSERA_ABI::ops
 
 #endif
 /// merge_attention on CUDA: a warp for each row of each head, in accesses of 16 bytes where all rows begin at
@@ -30860,16 +31169,16 @@ namespace tessera::inline TESSERA_ABI::ops {
 
 template <>
 struct rms_norm_on<exec::cuda_backend> {
-  template <exec::cuda_space Ex, storage_scalar T, memory_space M>
-  static void forward(Ex& ex, view<T, 2, M> out, view<T, 2, M> sum, view<float, 1, M> deviation,
-                      view<T const, 2, M> a, view<T const, 2, M> b, view<T const, 1, M> gain, float epsilon) {
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar R, memory_space M>
+  static void forward(Ex& ex, view<T, 2, M> out, view<R, 2, M> sum, view<float, 1, M> deviation,
+                      view<R const, 2, M> a, view<R const, 2, M> b, view<T const, 1, M> gain, float epsilon) {
     cuda_detail::norm_rows<false>::forward(ex, out, sum, view<float, 1, M>{}, deviation, a, b, gain,
                                            view<T const, 1, M>{}, epsilon);
   }
 
-  template <exec::cuda_space Ex, storage_scalar T, storage_scalar G, memory_space M>
-  static void backward(Ex& ex, view<T, 2, M> d_in, view<G, 1, M> d_gain, view<T const, 2, M> d_out,
-                       view<T const, 2, M> in, view<float const, 1, M> deviation, view<T const, 1, M> gain,
+  template <exec::cuda_space Ex, storage_scalar T, storage_scalar R, storage_scalar G, memory_space M>
+  static void backward(Ex& ex, view<R, 2, M> d_in, view<G, 1, M> d_gain, view<R const, 2, M> d_out,
+                       view<R const, 2, M> in, view<float const, 1, M> deviation, view<T const, 1, M> gain,
                        norm_backward_options options, site where) {
     cuda_detail::norm_rows<false>::backward(ex, d_in, d_gain, view<G, 1, M>{}, d_out, in,
                                             view<float const, 1, M>{}, deviation, gain, options.accumulate,
@@ -31018,58 +31327,6 @@ struct scale_on<exec::cuda_backend> {
   template <exec::cuda_space Ex, storage_scalar T>
   static void fill(Ex& ex, view<T, 1, typename Ex::memory> out, float value) {
     exec::for_elements(ex, out.size(), cuda_detail::fill_element{value}, exec::writes(out.data()));
-  }
-};
-
-} // namespace tessera::inline TESSERA_ABI::ops
-
-#endif
-/// swiglu on CUDA: one pass over gate and up side by side.
-#ifndef TESSERA_OPS_CUDA_SWIGLU_CUH
-#define TESSERA_OPS_CUDA_SWIGLU_CUH
-
-namespace tessera::inline TESSERA_ABI::ops {
-
-namespace cuda_detail {
-
-struct swiglu_element {
-  TESSERA_HOST_DEVICE void operator()(float& y, float gate, float up) const noexcept {
-    y = silu_value(gate) * up;
-  }
-};
-struct swiglu_gradient {
-  TESSERA_HOST_DEVICE void operator()(float& d_gate, float& d_up, float dy, float gate,
-                                      float up) const noexcept {
-    auto const silu = silu_with_slope(gate);
-    d_gate = dy * up * silu.slope;
-    d_up = dy * silu.value;
-  }
-};
-
-} // namespace cuda_detail
-
-template <>
-struct swiglu_on<exec::cuda_backend> {
-  template <exec::cuda_space Ex, storage_scalar T>
-  static void forward(Ex& ex, view<T, 2, typename Ex::memory> out,
-                      view<T const, 2, typename Ex::memory> gate_up) {
-    auto const width = out.extent(1);
-    auto const both = gate_up.stride(0);
-    exec::for_elements(ex, out.extent(0), width, cuda_detail::swiglu_element{},
-                       exec::writes(out.data(), out.stride(0)), exec::reads(gate_up.data(), both),
-                       exec::reads(gate_up.data() + width, both));
-  }
-
-  template <exec::cuda_space Ex, storage_scalar T>
-  static void backward(Ex& ex, view<T, 2, typename Ex::memory> d_gate_up,
-                       view<T const, 2, typename Ex::memory> d_out,
-                       view<T const, 2, typename Ex::memory> gate_up) {
-    auto const width = d_out.extent(1);
-    auto const both = gate_up.stride(0), d_both = d_gate_up.stride(0);
-    exec::for_elements(ex, d_out.extent(0), width, cuda_detail::swiglu_gradient{},
-                       exec::writes(d_gate_up.data(), d_both), exec::writes(d_gate_up.data() + width, d_both),
-                       exec::reads(d_out.data(), d_out.stride(0)), exec::reads(gate_up.data(), both),
-                       exec::reads(gate_up.data() + width, both));
   }
 };
 

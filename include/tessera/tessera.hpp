@@ -49,6 +49,7 @@
 #include <tessera/ops/layer_norm.hpp>
 #include <tessera/ops/linear.hpp>
 #include <tessera/ops/linear_cross_entropy.hpp>
+#include <tessera/ops/linear_swiglu.hpp>
 #include <tessera/ops/matmul.hpp>
 #include <tessera/ops/merge_attention.hpp>
 #include <tessera/ops/random_normal.hpp>

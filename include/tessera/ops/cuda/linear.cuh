@@ -3,12 +3,13 @@
 ///
 /// The GELU inside a product is the tanh form, for 16-bit storage: nothing is said of the accuracy of
 /// cuBLASLt's tanh, so fp32 and the erf form go through this library's own formula. An output of another type
-/// than the operands is made of sums in fp32, without an epilogue: the bias of one would have the output's
-/// type. A bias gradient that is added to, and one behind an activation, is summed by a kernel.
+/// than the operands is made of sums in fp32, to which the bias is added in fp32. A bias gradient that is
+/// added to, and one behind an activation, is summed by a kernel.
 #ifndef TESSERA_OPS_CUDA_LINEAR_CUH
 #define TESSERA_OPS_CUDA_LINEAR_CUH
 
 #include <tessera/exec/elements.cuh>
+#include <tessera/ops/cuda/cast.cuh>
 #include <tessera/ops/cuda/detail/column_sums.cuh>
 #include <tessera/ops/cuda/matmul.cuh>
 #include <tessera/ops/linear.hpp>
@@ -162,15 +163,30 @@ private:
               out.extents()};
   }
 
+  /// The bias in the type of the product's output, as an epilogue reads it.
+  template <storage_scalar Out, exec::cuda_space Ex, storage_scalar T>
+  static device_view<Out const, 1> bias_as(Ex& ex, device_view<T const, 1> bias, site where) {
+    if constexpr (std::same_as<Out, T>) {
+      return bias;
+    } else {
+      device_view<Out, 1> const copy(
+          ex.template handle<exec::scratch<bias_copy, exec::cuda_memory>>().template take<Out>(bias.size(),
+                                                                                               where),
+          bias.extents());
+      cast_on<exec::cuda_backend>::run(ex, copy, bias);
+      return copy;
+    }
+  }
+
   template <exec::cuda_space Ex, storage_scalar Out, storage_scalar T>
   static void product_plus_bias(Ex& ex, device_view<Out, 2> out, device_view<T const, 2> in,
                                 device_view<T const, 2> weight_t, device_view<T const, 1> bias, site where) {
     using product_on = matmul_on<exec::cuda_backend>;
     if (bias.empty()) return product_on::run(ex, out, in, weight_t, false, where);
-    if constexpr (std::same_as<Out, T>)
-      if (cuda_detail::suits_epilogue(bias) &&
-          product(ex, out, in, weight_t, {CUBLASLT_EPILOGUE_BIAS, bias.data()}, where))
-        return;
+    auto const added = bias_as<Out>(ex, bias, where);
+    if (cuda_detail::suits_epilogue(added) &&
+        product(ex, out, in, weight_t, {CUBLASLT_EPILOGUE_BIAS, added.data()}, where))
+      return;
     // The sum is rounded once, after the bias.
     auto const sums = fp32_of(ex, out, where);
     product_on::run(ex, sums, in, weight_t, false, where);
@@ -250,6 +266,7 @@ private:
   }
 
   struct fp32_sums;
+  struct bias_copy;
 };
 
 } // namespace tessera::inline TESSERA_ABI::ops
