@@ -7547,8 +7547,8 @@ struct communicator_options {
 ///     receive, barrier                       0
 struct traffic {
   index_t calls = 0;
-  index_t bytes = 0;
   index_t sent = 0;
+  index_t bytes = 0;
   double seconds = 0;
 };
 
@@ -7612,9 +7612,9 @@ private:
     }
   }
 
-  traffic entries_[collective_count];
   int ranks_;
   bool timed_ = false;
+  traffic entries_[collective_count];
 };
 
 /// The calls of a communicator on messages in `Memory`; `communicator` below says what they mean.
@@ -7938,8 +7938,9 @@ inline void copy(void* to, void const* from, index_t bytes) noexcept {
 }
 inline bool overlap(void const* a, index_t a_bytes, void const* b, index_t b_bytes) noexcept {
   auto const x = reinterpret_cast<std::uintptr_t>(a), y = reinterpret_cast<std::uintptr_t>(b);
-  return a_bytes > 0 && b_bytes > 0 && x < y + static_cast<std::uintptr_t>(b_bytes) &&
-         y < x + static_cast<std::uintptr_t>(a_bytes);
+  bool const a_begins_in_b = x - y < static_cast<std::uintptr_t>(b_bytes);
+  bool const b_begins_in_a = y - x < static_cast<std::uintptr_t>(a_bytes);
+  return (a_begins_in_b & (a_bytes > 0)) | (b_begins_in_a & (b_bytes > 0));
 }
 
 /// Where part `rank` begins: its number times `count`, or what the counts before it add up to.
@@ -8104,7 +8105,7 @@ public:
       expect(c.out_items, c.in_items, "out", what, where);
     }
     if (auto const item = bytes_of(c.type); overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(*this, c.what, where);
+      refuse_overlap(rank, c.what, where);
     return c;
   }
   template <class Span>
@@ -8142,13 +8143,13 @@ private:
     c.out_items = static_cast<index_t>(out.size());
     return c;
   }
-  // What throws stands apart and takes this object by value, so that nothing of it is prepared, or in memory,
-  // before it is needed.
+  // What throws stands apart and takes values, so that nothing is prepared for it, or in memory, before it is
+  // needed.
   void expect(index_t items, index_t expected, char const* which, collective what, site const& where) const {
-    if (items != expected) refuse_length(*this, items, expected, which, what, where);
+    if (items != expected) refuse_length(rank, size, items, expected, which, what, where);
   }
   void check_rank(int root, char const* which, collective what, site const& where) const {
-    if (root < 0 || root >= size) refuse_rank(*this, root, which, what, where);
+    if (root < 0 || root >= size) refuse_rank(rank, size, root, which, what, where);
   }
   index_t sum_of(counts_span counts, char const* which, collective what, site const& where) const {
     expect(static_cast<index_t>(counts.size()), size, which, what, where);
@@ -8162,7 +8163,7 @@ private:
   index_t times_size(index_t items, char const* which, collective what, site const& where) const {
     index_t product = 0;
     if (__builtin_mul_overflow(items, index_t{size}, &product))
-      refuse_product(*this, items, which, what, where);
+      refuse_product(size, items, which, what, where);
     return product;
   }
   [[gnu::always_inline]] index_t my_offset(call const& c) const noexcept {
@@ -8173,27 +8174,27 @@ private:
     auto const item = bytes_of(c.type);
     auto const distance = reinterpret_cast<std::intptr_t>(c.in) - reinterpret_cast<std::intptr_t>(c.out);
     if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(*this, c.what, where);
+      refuse_overlap(rank, c.what, where);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_length(describer of, index_t items,
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_length(int rank, int size, index_t items,
                                                                    index_t expected, char const* which,
                                                                    collective what, site const& where) {
     throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items, " elements on rank ",
-                     of.rank, " of ", of.size, ", need ", expected);
+                     rank, " of ", size, ", need ", expected);
   }
   [[noreturn, gnu::cold, gnu::noinline]] static void
-  refuse_product(describer of, index_t items, char const* which, collective what, site const& where) {
-    throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ",
-                     of.size, " ranks is more than 2^63 - 1 elements");
+  refuse_product(int size, index_t items, char const* which, collective what, site const& where) {
+    throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ", size,
+                     " ranks is more than 2^63 - 1 elements");
   }
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_rank(describer of, int root, char const* which,
-                                                                 collective what, site const& where) {
-    throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", of.rank,
-                     ", need 0 to ", of.size - 1);
+  [[noreturn, gnu::cold, gnu::noinline]] static void
+  refuse_rank(int rank, int size, int root, char const* which, collective what, site const& where) {
+    throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", rank,
+                     ", need 0 to ", size - 1);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_overlap(describer of, collective what,
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_overlap(int rank, collective what,
                                                                     site const& where) {
-    throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", of.rank,
+    throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", rank,
                      " in a way that this call does not allow");
   }
 
@@ -8691,7 +8692,7 @@ struct table_layout {
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
 template <transport T>
-class engine {
+class alignas(64) engine {
 public:
   using op = operation<T>;
   using stage = typename op::stage;
@@ -8707,9 +8708,9 @@ public:
   }
 
   engine(T&& moved, communicator_options options, std::uint64_t group)
-      : transport(static_cast<T&&>(moved)), options(options), group(group),
+      : transport(static_cast<T&&>(moved)),
         signs_(T::checks_signatures || options.checked || options.stall_limit > 0),
-        plain_(!options.checked && options.stall_limit <= 0) {}
+        guarded_(options.checked || options.stall_limit > 0), options(options), group(group) {}
   engine(engine const&) = delete;
   engine& operator=(engine const&) = delete;
   ~engine() {
@@ -8720,12 +8721,22 @@ public:
     }
   }
 
+  // What a plain call reads and writes stands together: the library below leaves little of the first cache.
   T transport;
-  communicator_options const options;
-  std::uint64_t const group;
+  std::int64_t sequence = 0;
+
+private:
+  bool const signs_, guarded_;
+  bool lost_ = false;
+  op* first_ = nullptr;
+  op* last_ = nullptr;
+  op* spare_ = nullptr;
+
+public:
   traffic_meter meter{transport.size()};
   memory_meter memory;
-  std::int64_t sequence = 0;
+  communicator_options const options;
+  std::uint64_t const group;
 
   int rank() const noexcept { return transport.rank(); }
   int size() const noexcept { return transport.size(); }
@@ -8735,7 +8746,7 @@ public:
   }
 
   /// Whether a call of one step may go straight to the transport.
-  bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
+  bool plain() const noexcept { return !(guarded_ | lost_ | (first_ != nullptr)); }
   [[gnu::always_inline]] void run(call const& c, site const& where) requires direct_transport<T> {
     if (!c.is_point_to_point()) ++sequence;
     transport.run(transfer_of(c), where);
@@ -8748,7 +8759,7 @@ public:
       if (c.on_device) transport.admit(c, needs_staging(c) || (options.checked && !blocking));
     if (first_ != nullptr) progress();
     if constexpr (direct_transport<T>)
-      if (blocking && plain_ && !c.is_point_to_point()) drain();
+      if (blocking && !guarded_ && !c.is_point_to_point()) drain();
     auto& fresh = take(c, blocking);
     try {
       first_step(fresh);
@@ -8788,7 +8799,7 @@ public:
   /// Waits for the end, frees the operation, and throws what it ended with.
   void complete(op& one) {
     if constexpr (direct_transport<T>)
-      while (plain_ && first_ == &one && last_ == &one) {
+      while (!guarded_ && first_ == &one && last_ == &one) {
         if (one.in_transit) {
           try {
             transport.wait(one.ticket);
@@ -8960,7 +8971,7 @@ private:
     step.where = one.request.where;
     one.settled = last;
     if constexpr (direct_transport<T>)
-      if (one.blocking && plain_ && (first_ == nullptr || !one.request.is_point_to_point()))
+      if (one.blocking && !guarded_ && (first_ == nullptr || !one.request.is_point_to_point()))
         return transport.run(step, step.where);
     one.in_transit = false; // until it has begun
     transport.start(step, one.ticket);
@@ -9055,12 +9066,6 @@ private:
                         ": a sum over ranks does not fit ", name_of(one.request.type),
                         "; reduce in a wider type");
   }
-
-  bool const signs_, plain_;
-  bool lost_ = false;
-  op* first_ = nullptr;
-  op* last_ = nullptr;
-  op* spare_ = nullptr;
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail
@@ -9384,8 +9389,11 @@ private:
     return c;
   }
   [[gnu::always_inline]] void meter_call(call const& c) noexcept {
-    engine_->meter.count(c.what, (c.in_items > c.out_items ? c.in_items : c.out_items) * bytes_of(c.type),
-                         sent_items(c) * bytes_of(c.type));
+    engine_->meter.count(c.what, payload_items(c) * bytes_of(c.type), sent_items(c) * bytes_of(c.type));
+  }
+  [[gnu::always_inline]] static index_t payload_items(call const& c) noexcept {
+    if (c.what == collective::all_reduce || c.what == collective::reduce_scatter) return c.in_items;
+    return c.in_items > c.out_items ? c.in_items : c.out_items;
   }
   /// What leaves this rank, of the calls that the meter has no formula for.
   [[gnu::always_inline]] index_t sent_items(call const& c) const noexcept {
@@ -9406,8 +9414,9 @@ private:
   /// is the transport's one call.
   [[gnu::always_inline]] void block(call const& c, site const& where) {
     if constexpr (Engine::direct)
-      if (__builtin_expect(!c.on_device && engine_->plain() && !engine_->meter.times_calls() &&
-                               !needs_staging(c) && !(c.reduces() && c.fixes_order()),
+      // One branch: what a processor remembers of ours is little after a library that waited in loops.
+      if (__builtin_expect(!(c.on_device | !engine_->plain() | engine_->meter.times_calls() |
+                             needs_staging(c) | (c.reduces() & c.fixes_order())),
                            true)) {
         meter_call(c);
         return engine_->run(c, where);
@@ -10176,7 +10185,7 @@ public:
     make_operations<tessera::fp16>(1, where);
   }
   mpi_transport(mpi_transport&& other) noexcept
-      : held_(other.held_), rank_(other.rank_), size_(other.size_), stall_limit_(other.stall_limit_),
+      : rank_(other.rank_), size_(other.size_), held_(other.held_), stall_limit_(other.stall_limit_),
         device_buffers_(other.device_buffers_) {
     other.held_ = {};
   }
@@ -10483,9 +10492,9 @@ private:
     MPI_Op operations[2][3] = {{MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL},
                                {MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL}};
   };
+  int rank_ = 0, size_ = 1;
   held held_;
   buffer<> tables_;
-  int rank_ = 0, size_ = 1;
   double stall_limit_ = 0;
   bool device_buffers_ = false;
 };

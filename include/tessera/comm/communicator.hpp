@@ -108,8 +108,8 @@ struct communicator_options {
 ///     receive, barrier                       0
 struct traffic {
   index_t calls = 0;
-  index_t bytes = 0;
   index_t sent = 0;
+  index_t bytes = 0;
   double seconds = 0;
 };
 
@@ -173,9 +173,9 @@ private:
     }
   }
 
-  traffic entries_[collective_count];
   int ranks_;
   bool timed_ = false;
+  traffic entries_[collective_count];
 };
 
 /// The calls of a communicator on messages in `Memory`; `communicator` below says what they mean.

@@ -214,8 +214,9 @@ inline void copy(void* to, void const* from, index_t bytes) noexcept {
 }
 inline bool overlap(void const* a, index_t a_bytes, void const* b, index_t b_bytes) noexcept {
   auto const x = reinterpret_cast<std::uintptr_t>(a), y = reinterpret_cast<std::uintptr_t>(b);
-  return a_bytes > 0 && b_bytes > 0 && x < y + static_cast<std::uintptr_t>(b_bytes) &&
-         y < x + static_cast<std::uintptr_t>(a_bytes);
+  bool const a_begins_in_b = x - y < static_cast<std::uintptr_t>(b_bytes);
+  bool const b_begins_in_a = y - x < static_cast<std::uintptr_t>(a_bytes);
+  return (a_begins_in_b & (a_bytes > 0)) | (b_begins_in_a & (b_bytes > 0));
 }
 
 /// Where part `rank` begins: its number times `count`, or what the counts before it add up to.

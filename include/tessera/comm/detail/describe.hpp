@@ -154,7 +154,7 @@ public:
       expect(c.out_items, c.in_items, "out", what, where);
     }
     if (auto const item = bytes_of(c.type); overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(*this, c.what, where);
+      refuse_overlap(rank, c.what, where);
     return c;
   }
   template <class Span>
@@ -192,13 +192,13 @@ private:
     c.out_items = static_cast<index_t>(out.size());
     return c;
   }
-  // What throws stands apart and takes this object by value, so that nothing of it is prepared, or in memory,
-  // before it is needed.
+  // What throws stands apart and takes values, so that nothing is prepared for it, or in memory, before it is
+  // needed.
   void expect(index_t items, index_t expected, char const* which, collective what, site const& where) const {
-    if (items != expected) refuse_length(*this, items, expected, which, what, where);
+    if (items != expected) refuse_length(rank, size, items, expected, which, what, where);
   }
   void check_rank(int root, char const* which, collective what, site const& where) const {
-    if (root < 0 || root >= size) refuse_rank(*this, root, which, what, where);
+    if (root < 0 || root >= size) refuse_rank(rank, size, root, which, what, where);
   }
   index_t sum_of(counts_span counts, char const* which, collective what, site const& where) const {
     expect(static_cast<index_t>(counts.size()), size, which, what, where);
@@ -212,7 +212,7 @@ private:
   index_t times_size(index_t items, char const* which, collective what, site const& where) const {
     index_t product = 0;
     if (__builtin_mul_overflow(items, index_t{size}, &product))
-      refuse_product(*this, items, which, what, where);
+      refuse_product(size, items, which, what, where);
     return product;
   }
   [[gnu::always_inline]] index_t my_offset(call const& c) const noexcept {
@@ -223,27 +223,27 @@ private:
     auto const item = bytes_of(c.type);
     auto const distance = reinterpret_cast<std::intptr_t>(c.in) - reinterpret_cast<std::intptr_t>(c.out);
     if (distance != offset * item && overlap(c.in, c.in_items * item, c.out, c.out_items * item))
-      refuse_overlap(*this, c.what, where);
+      refuse_overlap(rank, c.what, where);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_length(describer of, index_t items,
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_length(int rank, int size, index_t items,
                                                                    index_t expected, char const* which,
                                                                    collective what, site const& where) {
     throw size_error("E-comm-001", where, name_of(what), ": `", which, "` has ", items, " elements on rank ",
-                     of.rank, " of ", of.size, ", need ", expected);
+                     rank, " of ", size, ", need ", expected);
   }
   [[noreturn, gnu::cold, gnu::noinline]] static void
-  refuse_product(describer of, index_t items, char const* which, collective what, site const& where) {
-    throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ",
-                     of.size, " ranks is more than 2^63 - 1 elements");
+  refuse_product(int size, index_t items, char const* which, collective what, site const& where) {
+    throw size_error("E-comm-003", where, name_of(what), ": `", which, "` of ", items, " elements on ", size,
+                     " ranks is more than 2^63 - 1 elements");
   }
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_rank(describer of, int root, char const* which,
-                                                                 collective what, site const& where) {
-    throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", of.rank,
-                     ", need 0 to ", of.size - 1);
+  [[noreturn, gnu::cold, gnu::noinline]] static void
+  refuse_rank(int rank, int size, int root, char const* which, collective what, site const& where) {
+    throw size_error("E-comm-002", where, name_of(what), ": `", which, "` is ", root, " on rank ", rank,
+                     ", need 0 to ", size - 1);
   }
-  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_overlap(describer of, collective what,
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_overlap(int rank, collective what,
                                                                     site const& where) {
-    throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", of.rank,
+    throw size_error("E-comm-005", where, name_of(what), ": `in` and `out` overlap on rank ", rank,
                      " in a way that this call does not allow");
   }
 

@@ -12,7 +12,7 @@
 namespace tessera::inline TESSERA_ABI::comm::detail {
 
 template <transport T>
-class engine {
+class alignas(64) engine {
 public:
   using op = operation<T>;
   using stage = typename op::stage;
@@ -28,9 +28,9 @@ public:
   }
 
   engine(T&& moved, communicator_options options, std::uint64_t group)
-      : transport(static_cast<T&&>(moved)), options(options), group(group),
+      : transport(static_cast<T&&>(moved)),
         signs_(T::checks_signatures || options.checked || options.stall_limit > 0),
-        plain_(!options.checked && options.stall_limit <= 0) {}
+        guarded_(options.checked || options.stall_limit > 0), options(options), group(group) {}
   engine(engine const&) = delete;
   engine& operator=(engine const&) = delete;
   ~engine() {
@@ -41,12 +41,22 @@ public:
     }
   }
 
+  // What a plain call reads and writes stands together: the library below leaves little of the first cache.
   T transport;
-  communicator_options const options;
-  std::uint64_t const group;
+  std::int64_t sequence = 0;
+
+private:
+  bool const signs_, guarded_;
+  bool lost_ = false;
+  op* first_ = nullptr;
+  op* last_ = nullptr;
+  op* spare_ = nullptr;
+
+public:
   traffic_meter meter{transport.size()};
   memory_meter memory;
-  std::int64_t sequence = 0;
+  communicator_options const options;
+  std::uint64_t const group;
 
   int rank() const noexcept { return transport.rank(); }
   int size() const noexcept { return transport.size(); }
@@ -56,7 +66,7 @@ public:
   }
 
   /// Whether a call of one step may go straight to the transport.
-  bool plain() const noexcept { return plain_ && !lost_ && first_ == nullptr; }
+  bool plain() const noexcept { return !(guarded_ | lost_ | (first_ != nullptr)); }
   [[gnu::always_inline]] void run(call const& c, site const& where) requires direct_transport<T> {
     if (!c.is_point_to_point()) ++sequence;
     transport.run(transfer_of(c), where);
@@ -69,7 +79,7 @@ public:
       if (c.on_device) transport.admit(c, needs_staging(c) || (options.checked && !blocking));
     if (first_ != nullptr) progress();
     if constexpr (direct_transport<T>)
-      if (blocking && plain_ && !c.is_point_to_point()) drain();
+      if (blocking && !guarded_ && !c.is_point_to_point()) drain();
     auto& fresh = take(c, blocking);
     try {
       first_step(fresh);
@@ -109,7 +119,7 @@ public:
   /// Waits for the end, frees the operation, and throws what it ended with.
   void complete(op& one) {
     if constexpr (direct_transport<T>)
-      while (plain_ && first_ == &one && last_ == &one) {
+      while (!guarded_ && first_ == &one && last_ == &one) {
         if (one.in_transit) {
           try {
             transport.wait(one.ticket);
@@ -281,7 +291,7 @@ private:
     step.where = one.request.where;
     one.settled = last;
     if constexpr (direct_transport<T>)
-      if (one.blocking && plain_ && (first_ == nullptr || !one.request.is_point_to_point()))
+      if (one.blocking && !guarded_ && (first_ == nullptr || !one.request.is_point_to_point()))
         return transport.run(step, step.where);
     one.in_transit = false; // until it has begun
     transport.start(step, one.ticket);
@@ -376,12 +386,6 @@ private:
                         ": a sum over ranks does not fit ", name_of(one.request.type),
                         "; reduce in a wider type");
   }
-
-  bool const signs_, plain_;
-  bool lost_ = false;
-  op* first_ = nullptr;
-  op* last_ = nullptr;
-  op* spare_ = nullptr;
 };
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail

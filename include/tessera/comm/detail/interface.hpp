@@ -216,8 +216,11 @@ private:
     return c;
   }
   [[gnu::always_inline]] void meter_call(call const& c) noexcept {
-    engine_->meter.count(c.what, (c.in_items > c.out_items ? c.in_items : c.out_items) * bytes_of(c.type),
-                         sent_items(c) * bytes_of(c.type));
+    engine_->meter.count(c.what, payload_items(c) * bytes_of(c.type), sent_items(c) * bytes_of(c.type));
+  }
+  [[gnu::always_inline]] static index_t payload_items(call const& c) noexcept {
+    if (c.what == collective::all_reduce || c.what == collective::reduce_scatter) return c.in_items;
+    return c.in_items > c.out_items ? c.in_items : c.out_items;
   }
   /// What leaves this rank, of the calls that the meter has no formula for.
   [[gnu::always_inline]] index_t sent_items(call const& c) const noexcept {
@@ -238,8 +241,9 @@ private:
   /// is the transport's one call.
   [[gnu::always_inline]] void block(call const& c, site const& where) {
     if constexpr (Engine::direct)
-      if (__builtin_expect(!c.on_device && engine_->plain() && !engine_->meter.times_calls() &&
-                               !needs_staging(c) && !(c.reduces() && c.fixes_order()),
+      // One branch: what a processor remembers of ours is little after a library that waited in loops.
+      if (__builtin_expect(!(c.on_device | !engine_->plain() | engine_->meter.times_calls() |
+                             needs_staging(c) | (c.reduces() & c.fixes_order())),
                            true)) {
         meter_call(c);
         return engine_->run(c, where);

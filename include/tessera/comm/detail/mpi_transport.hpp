@@ -64,7 +64,7 @@ public:
     make_operations<tessera::fp16>(1, where);
   }
   mpi_transport(mpi_transport&& other) noexcept
-      : held_(other.held_), rank_(other.rank_), size_(other.size_), stall_limit_(other.stall_limit_),
+      : rank_(other.rank_), size_(other.size_), held_(other.held_), stall_limit_(other.stall_limit_),
         device_buffers_(other.device_buffers_) {
     other.held_ = {};
   }
@@ -371,9 +371,9 @@ private:
     MPI_Op operations[2][3] = {{MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL},
                                {MPI_OP_NULL, MPI_OP_NULL, MPI_OP_NULL}};
   };
+  int rank_ = 0, size_ = 1;
   held held_;
   buffer<> tables_;
-  int rank_ = 0, size_ = 1;
   double stall_limit_ = 0;
   bool device_buffers_ = false;
 };
