@@ -4993,8 +4993,8 @@ void dropout(char const* name, Ex& ex, view<T, 2, typename Ex::memory> out,
 
 } // namespace detail
 
-/// out = dropout(in), [rows, width], contiguous; out may be in. Throws size_error, or config_error for an
-/// impossible probability.
+/// out = dropout(in), [rows, width], contiguous; out may be in (of one type). Throws size_error, or
+/// config_error for an impossible probability.
 template <exec::space Ex, storage_scalar T, scalar_input<2, typename Ex::memory> In>
 void dropout(Ex& ex, view<T, 2, typename Ex::memory> out, In const& in, dropout_options const& options,
              site where = site::here()) {
@@ -5434,11 +5434,11 @@ private:
 ///     ops::residual_layer_norm(ex, out, sum, mean, reciprocal_deviation, a, b, gain, bias);
 ///     ops::layer_norm_backward(ex, d_in, d_gain, d_bias, d_out, in, mean, reciprocal_deviation, gain);
 ///
-/// Rows may lie apart; out may be in, d_in may be d_out. Cost: forward reads and writes each element once
-/// (with the residual: two reads, two writes), backward reads two and writes one. The gradients of gain and
-/// bias are summed over fixed chunks of rows in order: the same bits for any number of threads. What is
-/// normalised, and its gradient, may be stored in another type than gain, bias and output: a residual stream
-/// in fp32 between products of 16-bit operands.
+/// Rows may lie apart; out may be in (of one type), d_in may be d_out. Cost: forward reads and writes each
+/// element once (with the residual: two reads, two writes), backward reads two and writes one. The gradients
+/// of gain and bias are summed over fixed chunks of rows in order: the same bits for any number of threads.
+/// What is normalised, and its gradient, may be stored in another type than gain, bias and output: a residual
+/// stream in fp32 between products of 16-bit operands.
 #ifndef TESSERA_OPS_LAYER_NORM_HPP
 #define TESSERA_OPS_LAYER_NORM_HPP
 
@@ -18520,9 +18520,9 @@ public:
     return (std::max)(backward, forward_scratch_bytes(shape));
   }
 
-  /// out = the projected attention of in[tokens, width]; an empty `out` is left out, and one of type T may
-  /// be the memory of `in`. With a cache in `s`, keys and values are appended to it
-  /// and attention sees all that it holds.
+  /// out = the projected attention of in[tokens, width]; an empty `out` is left out, and one of type T may be
+  /// the memory of `in`. With a cache in `s`, keys and values are appended to it and attention sees all that
+  /// it holds.
   template <storage_scalar Out>
   void forward(Ex& ex, memory_span<T const, memory> weights, view<Out, 2, memory> out, matrix_in in,
                pieces const& kept, stream<Ex, T> const& s, arena<memory>& activations) const {
@@ -18723,6 +18723,10 @@ struct block_pieces {
   branch_gradients<typename FeedForward::inner_gradients, Matrix> d_second;
 };
 
+/// Writes a product into a matrix of either type.
+template <class F, class A, class B>
+concept writes_either = std::invocable<F&, A> && std::invocable<F&, B>;
+
 /// The prefixes of a block's parameters.
 struct block_names {
   std::string norm_1, attention, norm_2, feed_forward;
@@ -18868,7 +18872,7 @@ private:
 
   /// This rank's rows, in room.sums, of the sum of all ranks' summands: `product(out)` writes one. Ranks
   /// exchange them in T.
-  template <class Product>
+  template <detail::writes_either<rows, matrix> Product>
   rows sum_over_ranks(Ex& ex, working_rows room, Product&& product) const {
     auto const mine = rows_of(room.sums);
     if constexpr (std::same_as<T, residual_scalar> || std::same_as<Group, one_rank>) {
@@ -18993,7 +18997,7 @@ private:
   index_t tokens_of(batch_shape shape) const {
     return shape.batch * group_.local_sequence(shape.sequence_length);
   }
-  template <class U>
+  template <storage_scalar U>
   view<U, 2, memory> rows_of(view<U, 2, memory> all) const {
     auto const mine = group_.rows(all.extent(0));
     return all.slice(0, mine.begin, mine.end);

@@ -77,9 +77,9 @@ public:
     return (std::max)(backward, forward_scratch_bytes(shape));
   }
 
-  /// out = the projected attention of in[tokens, width]; an empty `out` is left out, and one of type T may
-  /// be the memory of `in`. With a cache in `s`, keys and values are appended to it
-  /// and attention sees all that it holds.
+  /// out = the projected attention of in[tokens, width]; an empty `out` is left out, and one of type T may be
+  /// the memory of `in`. With a cache in `s`, keys and values are appended to it and attention sees all that
+  /// it holds.
   template <storage_scalar Out>
   void forward(Ex& ex, memory_span<T const, memory> weights, view<Out, 2, memory> out, matrix_in in,
                pieces const& kept, stream<Ex, T> const& s, arena<memory>& activations) const {

@@ -61,6 +61,10 @@ struct block_pieces {
   branch_gradients<typename FeedForward::inner_gradients, Matrix> d_second;
 };
 
+/// Writes a product into a matrix of either type.
+template <class F, class A, class B>
+concept writes_either = std::invocable<F&, A> && std::invocable<F&, B>;
+
 /// The prefixes of a block's parameters.
 struct block_names {
   std::string norm_1, attention, norm_2, feed_forward;
@@ -206,7 +210,7 @@ private:
 
   /// This rank's rows, in room.sums, of the sum of all ranks' summands: `product(out)` writes one. Ranks
   /// exchange them in T.
-  template <class Product>
+  template <detail::writes_either<rows, matrix> Product>
   rows sum_over_ranks(Ex& ex, working_rows room, Product&& product) const {
     auto const mine = rows_of(room.sums);
     if constexpr (std::same_as<T, residual_scalar> || std::same_as<Group, one_rank>) {
@@ -331,7 +335,7 @@ private:
   index_t tokens_of(batch_shape shape) const {
     return shape.batch * group_.local_sequence(shape.sequence_length);
   }
-  template <class U>
+  template <storage_scalar U>
   view<U, 2, memory> rows_of(view<U, 2, memory> all) const {
     auto const mine = group_.rows(all.extent(0));
     return all.slice(0, mine.begin, mine.end);

@@ -141,8 +141,8 @@ void dropout(char const* name, Ex& ex, view<T, 2, typename Ex::memory> out,
 
 } // namespace detail
 
-/// out = dropout(in), [rows, width], contiguous; out may be in. Throws size_error, or config_error for an
-/// impossible probability.
+/// out = dropout(in), [rows, width], contiguous; out may be in (of one type). Throws size_error, or
+/// config_error for an impossible probability.
 template <exec::space Ex, storage_scalar T, scalar_input<2, typename Ex::memory> In>
 void dropout(Ex& ex, view<T, 2, typename Ex::memory> out, In const& in, dropout_options const& options,
              site where = site::here()) {

@@ -5,11 +5,11 @@
 ///     ops::residual_layer_norm(ex, out, sum, mean, reciprocal_deviation, a, b, gain, bias);
 ///     ops::layer_norm_backward(ex, d_in, d_gain, d_bias, d_out, in, mean, reciprocal_deviation, gain);
 ///
-/// Rows may lie apart; out may be in, d_in may be d_out. Cost: forward reads and writes each element once
-/// (with the residual: two reads, two writes), backward reads two and writes one. The gradients of gain and
-/// bias are summed over fixed chunks of rows in order: the same bits for any number of threads. What is
-/// normalised, and its gradient, may be stored in another type than gain, bias and output: a residual stream
-/// in fp32 between products of 16-bit operands.
+/// Rows may lie apart; out may be in (of one type), d_in may be d_out. Cost: forward reads and writes each
+/// element once (with the residual: two reads, two writes), backward reads two and writes one. The gradients
+/// of gain and bias are summed over fixed chunks of rows in order: the same bits for any number of threads.
+/// What is normalised, and its gradient, may be stored in another type than gain, bias and output: a residual
+/// stream in fp32 between products of 16-bit operands.
 #ifndef TESSERA_OPS_LAYER_NORM_HPP
 #define TESSERA_OPS_LAYER_NORM_HPP
 
