@@ -18450,6 +18450,10 @@ void initialise(Ex& ex, parameter_store<Ex, T, G>& store, std::uint64_t seed) {
 
 #include <algorithm>
 
+/// What a transformer block keeps between its forward and its backward, and what its parameters are called.
+#ifndef TESSERA_NN_DETAIL_BLOCK_PIECES_HPP
+#define TESSERA_NN_DETAIL_BLOCK_PIECES_HPP
+
 /// The attention part of a transformer block, between its norm and its residual sum: one packed projection to
 /// queries, keys and values, rotary positions where the family has them, causal attention, and the projection
 /// back. The same for GPT-2 and Llama but for names, biases, rotation and grouped heads.
@@ -18689,9 +18693,7 @@ private:
 
 #endif
 
-namespace tessera::inline TESSERA_ABI::nn {
-
-namespace detail {
+namespace tessera::inline TESSERA_ABI::nn::detail {
 
 /// A matrix product's part of a backward, kept for its parameters' gradients.
 template <class Inner, class Matrix>
@@ -18700,27 +18702,30 @@ struct branch_gradients {
   Inner inner;
 };
 
-template <class Norm, class Attention, class FeedForward, class Matrix, class Rows>
+template <class Norm, class Attention, class FeedForward, storage_scalar T, memory_space M>
 struct block_pieces {
+  using matrix = view<T, 2, M>;
+  using rows = residual_rows<M>;
+
   struct attention_half {
     typename Norm::statistics norm;
-    Matrix normed;
+    matrix normed;
     typename Attention::pieces attention;
   };
   struct feed_forward_half {
-    Rows middle;
+    rows middle;
     typename Norm::statistics norm;
-    Matrix normed;
+    matrix normed;
     typename FeedForward::pieces feed_forward;
   };
 
-  Rows in; ///< Kept by the unit before.
-  Rows out;
+  rows in; ///< Kept by the unit before.
+  rows out;
   attention_half first;
   feed_forward_half second;
   // From a backward's part `input` to its part `weights`.
-  branch_gradients<typename Attention::inner_gradients, Matrix> d_first;
-  branch_gradients<typename FeedForward::inner_gradients, Matrix> d_second;
+  branch_gradients<typename Attention::inner_gradients, matrix> d_first;
+  branch_gradients<typename FeedForward::inner_gradients, matrix> d_second;
 };
 
 /// Writes a product into a matrix of either type.
@@ -18742,20 +18747,23 @@ struct block_names {
   }
 };
 
-} // namespace detail
+} // namespace tessera::inline TESSERA_ABI::nn::detail
+
+#endif
+
+namespace tessera::inline TESSERA_ABI::nn {
 
 template <exec::space Ex, storage_scalar T, storage_scalar G, norm_layer<Ex, T, G> Norm,
           feed_forward_layer<Ex, T, G> FeedForward, rank_group<Ex> Group = one_rank>
 class transformer_block final
     : public detail::described_unit<
           Ex, T, G,
-          detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward,
-                               view<T, 2, typename Ex::memory>, residual_rows<typename Ex::memory>>> {
+          detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, T, typename Ex::memory>> {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
   using rows = residual_rows<memory>;
-  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, matrix, rows>;
+  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, T, memory>;
   using typename unit<Ex, T, G>::blocks;
 
   /// Block number `layer` of a model of a valid config. Throws config_error (E-nn-024) for heads that the

@@ -18,6 +18,7 @@
 
 #include <algorithm>
 
+#include <tessera/nn/detail/block_pieces.hpp>
 #include <tessera/nn/detail/described_unit.hpp>
 #include <tessera/nn/detail/dropout_layers.hpp>
 #include <tessera/nn/feed_forward.hpp>
@@ -29,71 +30,17 @@
 
 namespace tessera::inline TESSERA_ABI::nn {
 
-namespace detail {
-
-/// A matrix product's part of a backward, kept for its parameters' gradients.
-template <class Inner, class Matrix>
-struct branch_gradients {
-  Matrix d_out;
-  Inner inner;
-};
-
-template <class Norm, class Attention, class FeedForward, class Matrix, class Rows>
-struct block_pieces {
-  struct attention_half {
-    typename Norm::statistics norm;
-    Matrix normed;
-    typename Attention::pieces attention;
-  };
-  struct feed_forward_half {
-    Rows middle;
-    typename Norm::statistics norm;
-    Matrix normed;
-    typename FeedForward::pieces feed_forward;
-  };
-
-  Rows in; ///< Kept by the unit before.
-  Rows out;
-  attention_half first;
-  feed_forward_half second;
-  // From a backward's part `input` to its part `weights`.
-  branch_gradients<typename Attention::inner_gradients, Matrix> d_first;
-  branch_gradients<typename FeedForward::inner_gradients, Matrix> d_second;
-};
-
-/// Writes a product into a matrix of either type.
-template <class F, class A, class B>
-concept writes_either = std::invocable<F&, A> && std::invocable<F&, B>;
-
-/// The prefixes of a block's parameters.
-struct block_names {
-  std::string norm_1, attention, norm_2, feed_forward;
-
-  static block_names of(transformer_family family, index_t layer) {
-    auto const number = std::to_string(layer);
-    if (family == transformer_family::gpt2) {
-      auto const h = "h." + number;
-      return {h + ".ln_1", h + ".attn", h + ".ln_2", h + ".mlp"};
-    }
-    auto const h = "model.layers." + number;
-    return {h + ".input_layernorm", h + ".self_attn", h + ".post_attention_layernorm", h + ".mlp"};
-  }
-};
-
-} // namespace detail
-
 template <exec::space Ex, storage_scalar T, storage_scalar G, norm_layer<Ex, T, G> Norm,
           feed_forward_layer<Ex, T, G> FeedForward, rank_group<Ex> Group = one_rank>
 class transformer_block final
     : public detail::described_unit<
           Ex, T, G,
-          detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward,
-                               view<T, 2, typename Ex::memory>, residual_rows<typename Ex::memory>>> {
+          detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, T, typename Ex::memory>> {
 public:
   using memory = typename Ex::memory;
   using matrix = view<T, 2, memory>;
   using rows = residual_rows<memory>;
-  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, matrix, rows>;
+  using pieces = detail::block_pieces<Norm, self_attention<Ex, T, G, Group>, FeedForward, T, memory>;
   using typename unit<Ex, T, G>::blocks;
 
   /// Block number `layer` of a model of a valid config. Throws config_error (E-nn-024) for heads that the

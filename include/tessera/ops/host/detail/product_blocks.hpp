@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include <tessera/core/scalar.hpp>
 #include <tessera/core/view.hpp>
 #include <tessera/exec/host.hpp>
 #include <tessera/exec/scratch.hpp>
