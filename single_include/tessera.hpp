@@ -923,10 +923,11 @@ struct bf16 {
     }
 #endif
     auto const word = std::bit_cast<std::uint32_t>(value);
-    auto const rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
-    auto const quiet_nan = (word >> 16) | 0x40u;
-    bits = static_cast<std::uint16_t>(
-        detail::select(static_cast<std::int32_t>(word & 0x7fffffffu) > 0x7f800000, quiet_nan, rounded));
+    auto const is_nan = static_cast<std::int32_t>(word & 0x7fffffffu) > 0x7f800000;
+    auto const rounded = word + detail::select(is_nan, 0u, 0x7fffu + ((word >> 16) & 1u));
+    auto const quiet = rounded | detail::select(is_nan, 0x400000u, 0u);
+    // The sign stays one: what vector units pack into 16 bits is signed.
+    bits = static_cast<std::uint16_t>(static_cast<std::int32_t>(quiet) >> 16);
   }
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
@@ -3699,7 +3700,7 @@ void attention_backward(Ex& ex, view<T, 4, typename Ex::memory> dq, view<T, 4, t
 
 #include <cmath>
 
-/// Rows of 16-bit storage to float and back, in loops that vectorise.
+/// Rows from one storage type to another, in loops that vectorise.
 #ifndef TESSERA_OPS_HOST_DETAIL_CONVERT_HPP
 #define TESSERA_OPS_HOST_DETAIL_CONVERT_HPP
 
@@ -3722,24 +3723,22 @@ inline float widened(float value) noexcept {
   return value;
 }
 
-template <storage_scalar T>
-void to_float(float* __restrict out, T const* __restrict in, index_t count) noexcept {
-  if constexpr (std::same_as<T, float>) {
-    std::memcpy(out, in, static_cast<std::size_t>(count) * sizeof(float));
+/// out = in, rounded where it must be; both may be the same memory. (A loop that assigns 16-bit elements as
+/// they are is not vectorised: they are classes.)
+template <storage_scalar Out, storage_scalar In>
+void convert(Out* out, In const* in, index_t count) noexcept {
+  if constexpr (std::same_as<Out, In>) {
+    if (out != in) std::memmove(out, in, static_cast<std::size_t>(count) * sizeof(Out));
   } else {
     TESSERA_SIMD()
-    for (index_t i = 0; i < count; ++i) out[i] = widened(in[i]);
+    for (index_t i = 0; i < count; ++i) store(out[i], widened(in[i]));
   }
 }
 
 template <storage_scalar T>
-void from_float(T* __restrict out, float const* __restrict in, index_t count) noexcept {
-  if constexpr (std::same_as<T, float>) {
-    std::memcpy(out, in, static_cast<std::size_t>(count) * sizeof(float));
-  } else {
-    TESSERA_SIMD()
-    for (index_t i = 0; i < count; ++i) out[i] = T(in[i]);
-  }
+void fill_row(T* out, index_t count, float value) noexcept {
+  TESSERA_SIMD()
+  for (index_t i = 0; i < count; ++i) store(out[i], value);
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops::host_detail
@@ -3895,7 +3894,7 @@ void pack_panels(float* __restrict out, T const* __restrict from, index_t line_s
           if constexpr (std::same_as<T, float>) {
             rows[j] = source;
           } else {
-            to_float(staged[j], source, count);
+            convert(staged[j], source, count);
             rows[j] = staged[j];
           }
         }
@@ -3997,10 +3996,10 @@ void multiply_in_float(float* memory, view<C, 2> c, view<A const, 2> a, view<B c
       auto const rows = std::min(product_buffers::sum_rows, m - row);
       auto const columns = std::min(product_tuning::block_columns, n - column);
       view<float, 2> const sums(memory + product_buffers::panels, {rows, columns});
-      for (index_t i = 0; i < rows && accumulate; ++i) to_float(&sums(i, 0), &c(row + i, column), columns);
+      for (index_t i = 0; i < rows && accumulate; ++i) convert(&sums(i, 0), &c(row + i, column), columns);
       multiply_block(memory, sums, a.slice(0, row, row + rows), b.slice(1, column, column + columns),
                      accumulate);
-      for (index_t i = 0; i < rows; ++i) from_float(&c(row + i, column), &sums(i, 0), columns);
+      for (index_t i = 0; i < rows; ++i) convert(&c(row + i, column), &sums(i, 0), columns);
     }
 }
 
@@ -4138,7 +4137,7 @@ public:
       auto const rows = std::min(queries, shape_.queries - first);
       for (index_t i = 0; i < rows; ++i) {
         auto* row = q_ + i * shape_.width;
-        to_float(row, &q(first + i, 0), shape_.width);
+        convert(row, &q(first + i, 0), shape_.width);
         for (index_t d = 0; d < shape_.width; ++d) row[d] *= shape_.scale;
       }
       std::fill_n(out_, up(rows, tile_rows) * width_, 0.0f);
@@ -4152,7 +4151,7 @@ public:
         auto* row = out_ + i * width_;
         auto const factor = sum_[i] > 0 ? 1 / sum_[i] : 0.0f;
         for (index_t d = 0; d < shape_.width; ++d) row[d] *= factor;
-        from_float(&out(first + i, 0), row, shape_.width);
+        convert(&out(first + i, 0), row, shape_.width);
         log_sum_exp[first + i] = maximum_[i] + std::log(sum_[i]);
       }
     }
@@ -4233,9 +4232,9 @@ public:
       auto const rows = std::min(queries, shape_.queries - first);
       for (index_t i = 0; i < rows; ++i) {
         auto *scaled = q_ + i * width, *dy = d_out_ + i * width;
-        to_float(scaled, &q(first + i, 0), width);
+        convert(scaled, &q(first + i, 0), width);
         for (index_t d = 0; d < width; ++d) scaled[d] *= shape_.scale;
-        to_float(dy, &d_out(first + i, 0), width);
+        convert(dy, &d_out(first + i, 0), width);
         auto const* y = &out(first + i, 0);
         delta_[i] = sum(width, [dy, y](index_t d) { return dy[d] * widened(y[d]); });
       }
@@ -4251,15 +4250,15 @@ public:
       for (index_t i = 0; i < rows; ++i) {
         auto* row = dq_ + i * width_;
         for (index_t d = 0; d < width; ++d) row[d] *= shape_.scale;
-        from_float(&dq(first + i, 0), row, width);
+        convert(&dq(first + i, 0), row, width);
       }
     }
   }
 
   void finish(view<T, 2> dk, view<T, 2> dv) noexcept {
     for (index_t key = 0; key < shape_.keys; ++key) {
-      from_float(&dk(key, 0), dk_ + key * width_, shape_.width);
-      from_float(&dv(key, 0), dv_ + key * width_, shape_.width);
+      convert(&dk(key, 0), dk_ + key * width_, shape_.width);
+      convert(&dv(key, 0), dv_ + key * width_, shape_.width);
     }
   }
 
@@ -4416,12 +4415,7 @@ struct cast_on<exec::host_backend> {
   template <exec::host_space Ex, storage_scalar To, storage_scalar From>
   static void run(Ex& ex, view<To, 1> out, view<From const, 1> in) {
     host_detail::for_elements(ex, in.size(), [y = out.data(), x = in.data()](index_t begin, index_t end) {
-      if constexpr (std::same_as<To, From>) {
-        for (auto i = begin; i < end; ++i) y[i] = x[i];
-      } else {
-        TESSERA_SIMD()
-        for (auto i = begin; i < end; ++i) store(y[i], static_cast<float>(x[i]));
-      }
+      host_detail::convert(y + begin, x + begin, end - begin);
     });
   }
 };
@@ -4476,8 +4470,6 @@ void add_rows(Ex& ex, view<float, 4, typename Ex::memory> sum, view<From, 4, typ
 /// copy_rows and add_rows on the host: one vectorised pass over each row.
 #ifndef TESSERA_OPS_HOST_COPY_ROWS_HPP
 #define TESSERA_OPS_HOST_COPY_ROWS_HPP
-
-#include <cstring>
 
 /// Where the rows of two arrays with four extents stand, row by row, for backends that walk both at once.
 #ifndef TESSERA_OPS_DETAIL_ROW_PLACES_HPP
@@ -4534,11 +4526,8 @@ struct copy_rows_on<exec::host_backend> {
       if constexpr (Adds) {
         TESSERA_SIMD()
         for (index_t i = 0; i < width; ++i) store(y[i], static_cast<float>(y[i]) + static_cast<float>(x[i]));
-      } else if constexpr (std::same_as<To, From>) {
-        std::memcpy(y, x, static_cast<std::size_t>(width) * sizeof(To));
       } else {
-        TESSERA_SIMD()
-        for (index_t i = 0; i < width; ++i) store(y[i], static_cast<float>(x[i]));
+        host_detail::convert(y, x, width);
       }
     });
   }
@@ -5049,7 +5038,7 @@ struct dropout_on<exec::host_backend> {
           for (index_t i = 0; i < count; ++i)
             store(y[i], static_cast<float>(r[i]) + static_cast<float>(x[i]));
         } else {
-          for (index_t i = 0; i < count; ++i) y[i] = T(x[i]);
+          host_detail::convert(y, x, count);
         }
       }
     });
@@ -5225,13 +5214,15 @@ struct embedding_on<exec::host_backend> {
       auto const at = slice.place_of(tokens(row / length, t));
       auto* y = out.data() + row * out.stride(0);
       if (at < 0) { // another slice's
-        for (index_t i = 0; i < width; ++i)
-          y[i] = positions.data() == nullptr ? T(0.0f) : T(positions(places(t), i));
+        if (positions.data() == nullptr)
+          host_detail::fill_row(y, width, 0.0f);
+        else
+          host_detail::convert(y, positions.data() + places(t) * positions.stride(0), width);
         return;
       }
       auto const* x = table.data() + at * table.stride(0);
       if (positions.data() == nullptr) {
-        for (index_t i = 0; i < width; ++i) y[i] = T(x[i]);
+        host_detail::convert(y, x, width);
         return;
       }
       auto const* p = positions.data() + places(t) * positions.stride(0);
@@ -6788,8 +6779,7 @@ struct swiglu_on<exec::host_backend> {
       TESSERA_SIMD()
       for (index_t i = 0; i < width; ++i) store(y[i], silu_value(gate[i]) * static_cast<float>(up[i]));
       if constexpr (!std::same_as<T, In>)
-        if (kept.data() != nullptr)
-          host_detail::from_float(kept.data() + row * kept.stride(0), gate, 2 * width);
+        if (kept.data() != nullptr) host_detail::convert(kept.data() + row * kept.stride(0), gate, 2 * width);
     });
   }
 
@@ -7429,10 +7419,9 @@ struct scale_on<exec::host_backend> {
 
   template <exec::host_space Ex, storage_scalar T>
   static void fill(Ex& ex, view<T, 1> out, float value) {
-    host_detail::for_elements(ex, out.size(),
-                              [rounded = T(value), y = out.data()](index_t begin, index_t end) {
-                                for (auto i = begin; i < end; ++i) y[i] = rounded;
-                              });
+    host_detail::for_elements(ex, out.size(), [value, y = out.data()](index_t begin, index_t end) {
+      host_detail::fill_row(y + begin, end - begin, value);
+    });
   }
 };
 

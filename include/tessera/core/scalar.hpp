@@ -43,10 +43,11 @@ struct bf16 {
     }
 #endif
     auto const word = std::bit_cast<std::uint32_t>(value);
-    auto const rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
-    auto const quiet_nan = (word >> 16) | 0x40u;
-    bits = static_cast<std::uint16_t>(
-        detail::select(static_cast<std::int32_t>(word & 0x7fffffffu) > 0x7f800000, quiet_nan, rounded));
+    auto const is_nan = static_cast<std::int32_t>(word & 0x7fffffffu) > 0x7f800000;
+    auto const rounded = word + detail::select(is_nan, 0u, 0x7fffu + ((word >> 16) & 1u));
+    auto const quiet = rounded | detail::select(is_nan, 0x400000u, 0u);
+    // The sign stays one: what vector units pack into 16 bits is signed.
+    bits = static_cast<std::uint16_t>(static_cast<std::int32_t>(quiet) >> 16);
   }
   [[gnu::always_inline]] TESSERA_HOST_DEVICE constexpr operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);

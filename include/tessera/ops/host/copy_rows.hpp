@@ -2,10 +2,9 @@
 #ifndef TESSERA_OPS_HOST_COPY_ROWS_HPP
 #define TESSERA_OPS_HOST_COPY_ROWS_HPP
 
-#include <cstring>
-
 #include <tessera/ops/copy_rows.hpp>
 #include <tessera/ops/detail/row_places.hpp>
+#include <tessera/ops/host/detail/convert.hpp>
 #include <tessera/ops/host/detail/loops.hpp>
 
 namespace tessera::inline TESSERA_ABI::ops {
@@ -23,11 +22,8 @@ struct copy_rows_on<exec::host_backend> {
       if constexpr (Adds) {
         TESSERA_SIMD()
         for (index_t i = 0; i < width; ++i) store(y[i], static_cast<float>(y[i]) + static_cast<float>(x[i]));
-      } else if constexpr (std::same_as<To, From>) {
-        std::memcpy(y, x, static_cast<std::size_t>(width) * sizeof(To));
       } else {
-        TESSERA_SIMD()
-        for (index_t i = 0; i < width; ++i) store(y[i], static_cast<float>(x[i]));
+        host_detail::convert(y, x, width);
       }
     });
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include <tessera/ops/dropout.hpp>
+#include <tessera/ops/host/detail/convert.hpp>
 #include <tessera/ops/host/detail/loops.hpp>
 
 namespace tessera::inline TESSERA_ABI::ops {
@@ -37,7 +38,7 @@ struct dropout_on<exec::host_backend> {
           for (index_t i = 0; i < count; ++i)
             store(y[i], static_cast<float>(r[i]) + static_cast<float>(x[i]));
         } else {
-          for (index_t i = 0; i < count; ++i) y[i] = T(x[i]);
+          host_detail::convert(y, x, count);
         }
       }
     });

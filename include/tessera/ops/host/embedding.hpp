@@ -5,6 +5,7 @@
 #define TESSERA_OPS_HOST_EMBEDDING_HPP
 
 #include <tessera/ops/embedding.hpp>
+#include <tessera/ops/host/detail/convert.hpp>
 #include <tessera/ops/host/detail/loops.hpp>
 
 namespace tessera::inline TESSERA_ABI::ops {
@@ -22,13 +23,15 @@ struct embedding_on<exec::host_backend> {
       auto const at = slice.place_of(tokens(row / length, t));
       auto* y = out.data() + row * out.stride(0);
       if (at < 0) { // another slice's
-        for (index_t i = 0; i < width; ++i)
-          y[i] = positions.data() == nullptr ? T(0.0f) : T(positions(places(t), i));
+        if (positions.data() == nullptr)
+          host_detail::fill_row(y, width, 0.0f);
+        else
+          host_detail::convert(y, positions.data() + places(t) * positions.stride(0), width);
         return;
       }
       auto const* x = table.data() + at * table.stride(0);
       if (positions.data() == nullptr) {
-        for (index_t i = 0; i < width; ++i) y[i] = T(x[i]);
+        host_detail::convert(y, x, width);
         return;
       }
       auto const* p = positions.data() + places(t) * positions.stride(0);

@@ -2,6 +2,7 @@
 #ifndef TESSERA_OPS_HOST_SCALE_HPP
 #define TESSERA_OPS_HOST_SCALE_HPP
 
+#include <tessera/ops/host/detail/convert.hpp>
 #include <tessera/ops/host/detail/loops.hpp>
 #include <tessera/ops/scale.hpp>
 
@@ -21,10 +22,9 @@ struct scale_on<exec::host_backend> {
 
   template <exec::host_space Ex, storage_scalar T>
   static void fill(Ex& ex, view<T, 1> out, float value) {
-    host_detail::for_elements(ex, out.size(),
-                              [rounded = T(value), y = out.data()](index_t begin, index_t end) {
-                                for (auto i = begin; i < end; ++i) y[i] = rounded;
-                              });
+    host_detail::for_elements(ex, out.size(), [value, y = out.data()](index_t begin, index_t end) {
+      host_detail::fill_row(y + begin, end - begin, value);
+    });
   }
 };
 

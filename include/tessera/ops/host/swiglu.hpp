@@ -21,8 +21,7 @@ struct swiglu_on<exec::host_backend> {
       TESSERA_SIMD()
       for (index_t i = 0; i < width; ++i) store(y[i], silu_value(gate[i]) * static_cast<float>(up[i]));
       if constexpr (!std::same_as<T, In>)
-        if (kept.data() != nullptr)
-          host_detail::from_float(kept.data() + row * kept.stride(0), gate, 2 * width);
+        if (kept.data() != nullptr) host_detail::convert(kept.data() + row * kept.stride(0), gate, 2 * width);
     });
   }
 

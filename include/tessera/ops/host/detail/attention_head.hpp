@@ -74,7 +74,7 @@ public:
       auto const rows = std::min(queries, shape_.queries - first);
       for (index_t i = 0; i < rows; ++i) {
         auto* row = q_ + i * shape_.width;
-        to_float(row, &q(first + i, 0), shape_.width);
+        convert(row, &q(first + i, 0), shape_.width);
         for (index_t d = 0; d < shape_.width; ++d) row[d] *= shape_.scale;
       }
       std::fill_n(out_, up(rows, tile_rows) * width_, 0.0f);
@@ -88,7 +88,7 @@ public:
         auto* row = out_ + i * width_;
         auto const factor = sum_[i] > 0 ? 1 / sum_[i] : 0.0f;
         for (index_t d = 0; d < shape_.width; ++d) row[d] *= factor;
-        from_float(&out(first + i, 0), row, shape_.width);
+        convert(&out(first + i, 0), row, shape_.width);
         log_sum_exp[first + i] = maximum_[i] + std::log(sum_[i]);
       }
     }
@@ -169,9 +169,9 @@ public:
       auto const rows = std::min(queries, shape_.queries - first);
       for (index_t i = 0; i < rows; ++i) {
         auto *scaled = q_ + i * width, *dy = d_out_ + i * width;
-        to_float(scaled, &q(first + i, 0), width);
+        convert(scaled, &q(first + i, 0), width);
         for (index_t d = 0; d < width; ++d) scaled[d] *= shape_.scale;
-        to_float(dy, &d_out(first + i, 0), width);
+        convert(dy, &d_out(first + i, 0), width);
         auto const* y = &out(first + i, 0);
         delta_[i] = sum(width, [dy, y](index_t d) { return dy[d] * widened(y[d]); });
       }
@@ -187,15 +187,15 @@ public:
       for (index_t i = 0; i < rows; ++i) {
         auto* row = dq_ + i * width_;
         for (index_t d = 0; d < width; ++d) row[d] *= shape_.scale;
-        from_float(&dq(first + i, 0), row, width);
+        convert(&dq(first + i, 0), row, width);
       }
     }
   }
 
   void finish(view<T, 2> dk, view<T, 2> dv) noexcept {
     for (index_t key = 0; key < shape_.keys; ++key) {
-      from_float(&dk(key, 0), dk_ + key * width_, shape_.width);
-      from_float(&dv(key, 0), dv_ + key * width_, shape_.width);
+      convert(&dk(key, 0), dk_ + key * width_, shape_.width);
+      convert(&dv(key, 0), dv_ + key * width_, shape_.width);
     }
   }
 

@@ -1,4 +1,4 @@
-/// Rows of 16-bit storage to float and back, in loops that vectorise.
+/// Rows from one storage type to another, in loops that vectorise.
 #ifndef TESSERA_OPS_HOST_DETAIL_CONVERT_HPP
 #define TESSERA_OPS_HOST_DETAIL_CONVERT_HPP
 
@@ -24,24 +24,22 @@ inline float widened(float value) noexcept {
   return value;
 }
 
-template <storage_scalar T>
-void to_float(float* __restrict out, T const* __restrict in, index_t count) noexcept {
-  if constexpr (std::same_as<T, float>) {
-    std::memcpy(out, in, static_cast<std::size_t>(count) * sizeof(float));
+/// out = in, rounded where it must be; both may be the same memory. (A loop that assigns 16-bit elements as
+/// they are is not vectorised: they are classes.)
+template <storage_scalar Out, storage_scalar In>
+void convert(Out* out, In const* in, index_t count) noexcept {
+  if constexpr (std::same_as<Out, In>) {
+    if (out != in) std::memmove(out, in, static_cast<std::size_t>(count) * sizeof(Out));
   } else {
     TESSERA_SIMD()
-    for (index_t i = 0; i < count; ++i) out[i] = widened(in[i]);
+    for (index_t i = 0; i < count; ++i) store(out[i], widened(in[i]));
   }
 }
 
 template <storage_scalar T>
-void from_float(T* __restrict out, float const* __restrict in, index_t count) noexcept {
-  if constexpr (std::same_as<T, float>) {
-    std::memcpy(out, in, static_cast<std::size_t>(count) * sizeof(float));
-  } else {
-    TESSERA_SIMD()
-    for (index_t i = 0; i < count; ++i) out[i] = T(in[i]);
-  }
+void fill_row(T* out, index_t count, float value) noexcept {
+  TESSERA_SIMD()
+  for (index_t i = 0; i < count; ++i) store(out[i], value);
 }
 
 } // namespace tessera::inline TESSERA_ABI::ops::host_detail

@@ -85,7 +85,7 @@ void pack_panels(float* __restrict out, T const* __restrict from, index_t line_s
           if constexpr (std::same_as<T, float>) {
             rows[j] = source;
           } else {
-            to_float(staged[j], source, count);
+            convert(staged[j], source, count);
             rows[j] = staged[j];
           }
         }
@@ -187,10 +187,10 @@ void multiply_in_float(float* memory, view<C, 2> c, view<A const, 2> a, view<B c
       auto const rows = std::min(product_buffers::sum_rows, m - row);
       auto const columns = std::min(product_tuning::block_columns, n - column);
       view<float, 2> const sums(memory + product_buffers::panels, {rows, columns});
-      for (index_t i = 0; i < rows && accumulate; ++i) to_float(&sums(i, 0), &c(row + i, column), columns);
+      for (index_t i = 0; i < rows && accumulate; ++i) convert(&sums(i, 0), &c(row + i, column), columns);
       multiply_block(memory, sums, a.slice(0, row, row + rows), b.slice(1, column, column + columns),
                      accumulate);
-      for (index_t i = 0; i < rows; ++i) from_float(&c(row + i, column), &sums(i, 0), columns);
+      for (index_t i = 0; i < rows; ++i) convert(&c(row + i, column), &sums(i, 0), columns);
     }
 }
 
