@@ -16,10 +16,10 @@ add_library(tessera_everything INTERFACE)
 target_link_libraries(tessera_everything INTERFACE tessera::tessera ${tessera_wanted})
 
 # Reads the lines `// key: values` (or `// key`; `#` in scripts) that a source starts with: requires, mpi_ranks, timeout,
-# threads, own_main, alone. Sets the variables SOURCE_<key> in the caller, empty where a line is absent.
+# threads, own_main, alone, smoke. Sets the variables SOURCE_<key> in the caller, empty where a line is absent.
 function(tessera_read_notes source)
   file(STRINGS ${source} lines LIMIT_COUNT 8)
-  foreach(key requires mpi_ranks timeout threads own_main alone)
+  foreach(key requires mpi_ranks timeout threads own_main alone smoke)
     set(value "")
     foreach(line IN LISTS lines)
       if(line MATCHES "^(//|#) ${key}: *(.*)$")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sets the machine up, builds and runs every test.
-#   ./tests/run.sh                  all parts: release, clang, bare, debug (sanitizers), thread (sanitizer), and
-#                                   cuda where there is nvcc (kernels run under emulation in the release part)
+#   ./tests/run.sh                  all parts: release (with the benchmarks, each run for a moment), clang, bare, debug
+#                                   (sanitizers), thread (sanitizer), and cuda where there is nvcc (kernels run under
+#                                   emulation in the release part)
 #   ./tests/run.sh --quick          the release build's tests only
 #   ./tests/run.sh --filter REGEX   only release tests of matching name (such as 'ops[.]' or 'comm.threads')
 #   ./tests/run.sh --require=mpi    a test that needs MPI and could not run is a failure, not a skip
@@ -9,20 +10,20 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-parts=(release clang bare debug thread cuda) filter='' required=()
+parts=(release clang bare debug thread cuda) filter='' required=() bench=bench
 while [ $# -gt 0 ]; do
   case "$1" in
-    --quick) parts=(release) ;;
-    --filter) filter=${2:?--filter needs a regular expression}; parts=(release); shift ;;
-    --filter=*) filter=${1#*=}; parts=(release) ;;
+    --quick) parts=(release) bench='' ;;
+    --filter) filter=${2:?--filter needs a regular expression}; parts=(release) bench=''; shift ;;
+    --filter=*) filter=${1#*=}; parts=(release) bench='' ;;
     --require=*) required+=("$1") ;;
-    *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
   shift
 done
 
 . tests/support/setup.sh
-tessera_setup tests
+tessera_setup tests $bench
 
 results=build/results
 rm -rf "$results"
@@ -49,7 +50,7 @@ tests_of() {
 find_nvcc() { command -v "${CUDACXX:-nvcc}" || ls /usr/local/cuda/bin/nvcc 2>/dev/null; }
 
 run_part() {
-  local part=$1 tests targets build_status room_programs=OFF
+  local part=$1 tests targets build_status room_programs=OFF benchmarks=OFF
   echo
   echo "=== $part"
   if [ "$part" = cuda ]; then
@@ -61,7 +62,8 @@ run_part() {
   fi
   # A program for a room where most of its tests are wanted, one for each test elsewhere.
   case "$part" in release | debug) [ -n "$filter" ] || room_programs=ON ;; esac
-  cmake --preset "$part" -DTESSERA_TESTS_TOGETHER="$room_programs" >"$results/$part.configure" 2>&1 || {
+  [ "$part" != release ] || [ -z "$bench" ] || benchmarks=ON
+  cmake --preset "$part" -DTESSERA_TESTS_TOGETHER="$room_programs" -DTESSERA_BUILD_BENCH="$benchmarks" >"$results/$part.configure" 2>&1 || {
     cat "$results/$part.configure"
     echo 1 >"$results/$part.build"
     return

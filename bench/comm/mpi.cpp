@@ -1,4 +1,5 @@
 // requires: mpi
+// smoke: KiB:4/
 // Each collective of comm::mpi beside the bare MPI call on the same buffers, and the price of summing in rank
 // order beside the MPI library's own reduction. A bare call beside itself on one more communicator says what
 // level looks like. Run under mpiexec.

@@ -1,4 +1,5 @@
 // requires: onednn
+// smoke: none
 // One training step of GPT-2 124M (forward, loss, backward, AdamW over all parameters) beside the sum of its
 // bare matrix products: those of the linear layers and of the head, three of each. Attention's own products
 // are not among them, so they count as Tessera's overhead.

@@ -1,3 +1,4 @@
+// smoke: fp32
 #include <tessera/ops/linear_cross_entropy.hpp>
 
 #include "support/operation.hpp"

@@ -1,4 +1,5 @@
 // requires: mpi
+// smoke: zero.3|1f1b
 // A training step under each layout of two ranks, beside the same step by one rank: each rank of ours has
 // half of that work, so a ratio of 1 is a perfect split. A small GPT-2, the optimizer's update included. Run
 // under mpiexec.

@@ -1,4 +1,5 @@
 // requires: mpi
+// smoke: f32/ranks:2/rows:256/chunks:2
 // Products overlapped with their collective beside the collective and the product one after the other, on the
 // sizes of a GPT-2 block: rows of width 768, a hidden layer of 3072 shared by the ranks. Run under mpiexec.
 #include <memory>

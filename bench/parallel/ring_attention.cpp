@@ -1,4 +1,5 @@
 // requires: mpi
+// smoke: f32
 // Attention over a sequence that is spread over ranks, per token, beside attention by one rank over as long a
 // sequence of its own: each rank of ours has 1/n of that work, so a ratio of 1 is a perfect split. Sizes of
 // GPT-2's attention. Run under mpiexec.
