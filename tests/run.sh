@@ -63,7 +63,8 @@ run_part() {
   # A program for a room where most of its tests are wanted, one for each test elsewhere.
   case "$part" in release | debug) [ -n "$filter" ] || room_programs=ON ;; esac
   [ "$part" != release ] || [ -z "$bench" ] || benchmarks=ON
-  cmake --preset "$part" -DTESSERA_TESTS_TOGETHER="$room_programs" -DTESSERA_BUILD_BENCH="$benchmarks" >"$results/$part.configure" 2>&1 || {
+  cmake --preset "$part" -DTESSERA_TESTS_TOGETHER="$room_programs" -DTESSERA_BUILD_BENCH="$benchmarks" \
+    >"$results/$part.configure" 2>&1 || {
     cat "$results/$part.configure"
     echo 1 >"$results/$part.build"
     return
