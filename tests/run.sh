@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Sets the machine up, builds and runs every test.
-#   ./tests/run.sh                  all parts: release (with the benchmarks, each run for a moment), clang, bare, debug
-#                                   (sanitizers), thread (sanitizer), and cuda where there is nvcc (kernels run under
-#                                   emulation in the release part)
+#   ./tests/run.sh                  all parts: release, clang, bare, debug (sanitizers), thread (sanitizer), and
+#                                   cuda where there is nvcc (kernels run under emulation in the release part)
+#   ./tests/run.sh --bench          all parts, and each benchmark is built and run for a moment: some minutes more
 #   ./tests/run.sh --quick          the release build's tests only
 #   ./tests/run.sh --filter REGEX   only release tests of matching name (such as 'ops[.]' or 'comm.threads')
 #   ./tests/run.sh --require=mpi    a test that needs MPI and could not run is a failure, not a skip
@@ -10,12 +10,13 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-parts=(release clang bare debug thread cuda) filter='' required=() bench=bench
+parts=(release clang bare debug thread cuda) filter='' required=() bench=''
 while [ $# -gt 0 ]; do
   case "$1" in
-    --quick) parts=(release) bench='' ;;
-    --filter) filter=${2:?--filter needs a regular expression}; parts=(release) bench=''; shift ;;
-    --filter=*) filter=${1#*=}; parts=(release) bench='' ;;
+    --quick) parts=(release) ;;
+    --bench) bench=bench ;;
+    --filter) filter=${2:?--filter needs a regular expression}; parts=(release); shift ;;
+    --filter=*) filter=${1#*=}; parts=(release) ;;
     --require=*) required+=("$1") ;;
     *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
   esac
