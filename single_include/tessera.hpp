@@ -5213,19 +5213,11 @@ struct embedding_on<exec::host_backend> {
       auto const t = row % length;
       auto const at = slice.place_of(tokens(row / length, t));
       auto* y = out.data() + row * out.stride(0);
-      if (at < 0) { // another slice's
-        if (positions.data() == nullptr)
-          host_detail::fill_row(y, width, 0.0f);
-        else
-          host_detail::convert(y, positions.data() + places(t) * positions.stride(0), width);
-        return;
-      }
-      auto const* x = table.data() + at * table.stride(0);
-      if (positions.data() == nullptr) {
-        host_detail::convert(y, x, width);
-        return;
-      }
-      auto const* p = positions.data() + places(t) * positions.stride(0);
+      auto const* x = at < 0 ? nullptr : table.data() + at * table.stride(0); // another slice's, or ours
+      auto const* p =
+          positions.data() == nullptr ? nullptr : positions.data() + places(t) * positions.stride(0);
+      if (x == nullptr && p == nullptr) return host_detail::fill_row(y, width, 0.0f);
+      if (x == nullptr || p == nullptr) return host_detail::convert(y, x == nullptr ? p : x, width);
       TESSERA_SIMD()
       for (index_t i = 0; i < width; ++i) store(y[i], static_cast<float>(x[i]) + static_cast<float>(p[i]));
     });
@@ -9380,6 +9372,7 @@ private:
   [[gnu::always_inline]] void meter_call(call const& c) noexcept {
     engine_->meter.count(c.what, payload_items(c) * bytes_of(c.type), sent_items(c) * bytes_of(c.type));
   }
+  /// The larger of both sides, without comparing where it is known which that is.
   [[gnu::always_inline]] static index_t payload_items(call const& c) noexcept {
     if (c.what == collective::all_reduce || c.what == collective::reduce_scatter) return c.in_items;
     return c.in_items > c.out_items ? c.in_items : c.out_items;

@@ -74,9 +74,10 @@ run_part() {
   if [ "$tests" = . ]; then
     targets=all
   else
-    # The test ROOM.HEADER is the program test_ROOM_HEADER or in test_ROOM; other tests build what they need.
+    # The test ROOM.HEADER is the program test_ROOM_HEADER or in test_ROOM, and bench.ROOM_HEADER is
+    # bench_ROOM_HEADER; other tests build what they need.
     ctest --test-dir "build/$part" -N -R "$tests" |
-      sed -n 's/^ *Test *#[0-9]*: \([a-z_0-9]*\)[.]\([a-z_0-9]*\)$/test_\1_\2\ntest_\1/p' |
+      sed -n 's/^ *Test *#[0-9]*: \([a-z_0-9]*\)[.]\([a-z_0-9]*\)$/test_\1_\2\ntest_\1\n\1_\2/p' |
       sort -u >"$results/$part.wanted"
     targets=$(ninja -C "build/$part" -t targets all | sed 's/:.*//' | grep -Fx -f "$results/$part.wanted")
     [ "$part" != bare ] || targets="$targets tessera_examples"

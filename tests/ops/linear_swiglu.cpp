@@ -2,36 +2,12 @@
 
 #include <array>
 
-#include "fixture.hpp"
+#include "ops/linear_swiglu_reference.hpp"
 
 using namespace fixture;
+using linear_swiglu_reference::exact;
 
 namespace {
-
-/// The unit of a row (gate, up), in double.
-double unit(double gate, double up) {
-  return gate / (1 + std::exp(-gate)) * up;
-}
-
-/// in weight^T and what the unit makes of it, in double. Row-major [m, k], [2 f, k].
-struct exact {
-  numbers gate_up, out;
-
-  exact(index_t m, index_t k, index_t f, numbers const& in, numbers const& weight) {
-    auto const cell = [k](index_t row, index_t l) { return static_cast<std::size_t>(row * k + l); };
-    for (index_t i = 0; i < m; ++i) {
-      auto const row = gate_up.size();
-      for (index_t j = 0; j < 2 * f; ++j) {
-        double sum = 0;
-        for (index_t l = 0; l < k; ++l) sum += in[cell(i, l)] * weight[cell(j, l)];
-        gate_up.push_back(sum);
-      }
-      for (index_t j = 0; j < f; ++j)
-        out.push_back(
-            unit(gate_up[row + static_cast<std::size_t>(j)], gate_up[row + static_cast<std::size_t>(f + j)]));
-    }
-  }
-};
 
 template <class T, class Ex>
 void compare(Ex& ex, index_t m, index_t k, index_t f) {

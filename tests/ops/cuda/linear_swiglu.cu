@@ -3,6 +3,7 @@
 #include <array>
 
 #include "ops/cuda/fixture.hpp"
+#include "ops/linear_swiglu_reference.hpp"
 #include "support/cuda.hpp"
 
 using namespace cuda_fixture;
@@ -26,27 +27,14 @@ TEST_CASE_TEMPLATE("linear_swiglu agrees with double and with the host, wherever
       CAPTURE(f);
       CAPTURE(where.offset);
       auto const x = reference::normal<T, 2>({m, k}, 1), w = reference::normal<T, 2>({2 * f, k}, 2);
-      auto const xs = reference::doubles(x.span()), ws = reference::doubles(w.span());
-      numbers gate_up_exact;
-      for (index_t i = 0; i < m; ++i)
-        for (index_t j = 0; j < 2 * f; ++j) {
-          double sum = 0;
-          for (index_t l = 0; l < k; ++l)
-            sum += xs[static_cast<std::size_t>(i * k + l)] * ws[static_cast<std::size_t>(j * k + l)];
-          gate_up_exact.push_back(sum);
-        }
-      auto const out_exact = by_rows(gate_up_exact, m, 2 * f, [](numbers const& row, index_t) {
-        numbers out(row.size() / 2);
-        for (std::size_t i = 0; i < out.size(); ++i)
-          out[i] = row[i] / (1 + std::exp(-row[i])) * row[out.size() + i];
-        return out;
-      });
+      linear_swiglu_reference::exact const expected(m, k, f, reference::doubles(x.span()),
+                                                    reference::doubles(w.span()));
       on_device<T, 2> in(ex, x, where), weight(ex, w, where), out(ex, {m, f}, where),
           gate_up(ex, {m, 2 * f}, where);
       ops::linear_swiglu(ex, out.view(), gate_up, in, weight);
       tensor<T, 2> host_out({m, f}), host_gate_up({m, 2 * f});
       ops::linear_swiglu(host, host_out.view(), host_gate_up, x, w);
-      CHECK(agree<T>(out.read(ex), out_exact, host_out));
-      CHECK(agree<T>(gate_up.read(ex), gate_up_exact, host_gate_up));
+      CHECK(agree<T>(out.read(ex), expected.out, host_out));
+      CHECK(agree<T>(gate_up.read(ex), expected.gate_up, host_gate_up));
     }
 }

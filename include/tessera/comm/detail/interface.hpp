@@ -218,6 +218,7 @@ private:
   [[gnu::always_inline]] void meter_call(call const& c) noexcept {
     engine_->meter.count(c.what, payload_items(c) * bytes_of(c.type), sent_items(c) * bytes_of(c.type));
   }
+  /// The larger of both sides, without comparing where it is known which that is.
   [[gnu::always_inline]] static index_t payload_items(call const& c) noexcept {
     if (c.what == collective::all_reduce || c.what == collective::reduce_scatter) return c.in_items;
     return c.in_items > c.out_items ? c.in_items : c.out_items;
