@@ -22,7 +22,8 @@ def machine(user, apt=True, sudo=False):
         if pathlib.Path(where).is_dir():
             for program in pathlib.Path(where).iterdir():
                 link = path / program.name
-                if program.name not in hidden and not link.is_symlink():
+                # A shell passes over folders, whatever their names.
+                if program.name not in hidden and not link.is_symlink() and not program.is_dir():
                     link.symlink_to(program)
 
     def write(name, text):
