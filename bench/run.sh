@@ -20,8 +20,8 @@ done
 [ -n "$out" ] || usage
 
 . tests/support/setup.sh
-tessera_setup
-cmake --preset release -DTESSERA_BUILD_BENCH=ON >/dev/null
+tessera_setup bench
+cmake --preset release -DTESSERA_BUILD_TESTS=OFF -DTESSERA_BUILD_EXAMPLES=OFF -DTESSERA_BUILD_BENCH=ON >/dev/null
 cmake --build build/release --target tessera_bench
 
 mkdir -p "$out/raw"

@@ -6,14 +6,14 @@
 // gives. Wanted are the powers that make the whole rod equally warm. The rod is cut among the ranks of the
 // program's own communicator; the program's own halo exchange stays as it is. What Tessera adds:
 //
-//   1. response[h] = Jacobi solution for heater h alone at power 1     comm.all_reduce: largest change, one
-//   value
-//   2. repeat: temperature = sum over h of power[h] * response[h]
-//              gradient[h] = sum over points of (temperature - 1) * response[h] / points
-//                                                                      comm.all_reduce: 8 gradients, summed
-//                                                                      in rank order: every rank has the same
-//                                                                      bits
-//              power = AdamW(power, gradient)                          optim::adamw: one fused pass
+//   1. response[h] = Jacobi solution for heater h alone at power 1
+//                    comm.all_reduce: the largest change of a sweep, one value
+//   2. repeat:
+//        temperature = sum over h of power[h] * response[h]
+//        gradient[h] = sum over points of (temperature - 1) * response[h] / points
+//                      comm.all_reduce: 8 gradients, summed in rank order: every rank has the same bits
+//        power       = AdamW(power, gradient)
+//                      optim::adamw: one fused pass
 //
 // Build: mpicxx -std=c++20 -O2 -Iinclude -DTESSERA_WITH_MPI examples/existing_mpi_code.cpp
 // Run:   mpiexec -n 2 ./a.out

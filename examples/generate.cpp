@@ -4,16 +4,18 @@
 //
 //   state, weights, tokenizer = the newest checkpoint of the run (every byte checked)
 //   tokens = tokenizer(prompt)
-//   repeat: logits = model(new tokens)      keys and values of earlier tokens are kept, so a step costs one
-//   token
-//           token  = drawn from softmax(logits / temperature), cut to the top k and to probability top p
-//           print(tokenizer^-1(token))
+//   repeat:
+//     logits = model(new tokens)      keys and values of earlier tokens are kept: a step costs one token
+//     token  = drawn from softmax(logits / temperature), cut to the top k and to probability top p
+//     print(tokenizer^-1(token))
 //
 //   ./generate --run first --prompt "In the beginning" --tokens 300 --temperature 0.8 --top-p 0.95
 //
 // --device cuda computes on a GPU, in builds with TESSERA_WITH_CUDA; it does not matter where the model was
 // trained.
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 
 #include <tessera/comm/self.hpp>
 #include <tessera/exec/host.hpp>
@@ -46,7 +48,7 @@ void add_options(CLI::App& app, choices& c) {
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   app.add_option("--temperature", c.how.temperature,
-                 "Below 1: bolder choices; 0: always the most probable token.")
+                 "Below 1 likely tokens become likelier, above 1 less so; 0: always the most probable one.")
       ->capture_default_str();
   app.add_option("--top-k", c.how.top_k, "Choose among the k most probable tokens. 0: all.")
       ->capture_default_str();
@@ -61,6 +63,12 @@ void add_options(CLI::App& app, choices& c) {
   app.add_option("--threads", c.threads, "Of the host; 0: all cores.")->capture_default_str();
 }
 
+/// Shows the text at once. A full disk ends the program.
+void print_text(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0)
+    throw io_error("E-io-004", site::here(), "cannot write the text: ", std::strerror(errno));
+}
+
 template <storage_scalar T, exec::space Ex>
 void write_text(Ex& ex, choices const& c, std::string const& checkpoint, train::run_state const& state) {
   auto const config = train::model_config(state.chosen, state.vocabulary);
@@ -72,17 +80,13 @@ void write_text(Ex& ex, choices const& c, std::string const& checkpoint, train::
   train::text_tokenizer const tokenizer(
       state.chosen.tokenizer,
       learnt ? std::string(io::mapped_file(checkpoint + "/tokenizer.model").text()) : "");
-  auto const print = [&](std::int32_t token) {
-    auto const text = tokenizer.decode(std::span(&token, 1));
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    std::fflush(stdout);
-  };
+  auto const print = [&](std::int32_t token) { print_text(tokenizer.decode(std::span(&token, 1))); };
   auto const prompt = tokenizer.encode(c.prompt);
   for (auto token : prompt) print(token);
   nn::decoder<Ex, T, float> decoder(units, store, config);
   (void)train::generate(ex, decoder, prompt, c.tokens, c.how, philox(static_cast<std::uint64_t>(c.seed)),
                         print);
-  std::printf("\n");
+  print_text("\n");
 }
 
 template <exec::space Ex>

@@ -36,14 +36,17 @@ mkdir -p build "$run"
 if [ -z "$data" ]; then
   data=$run/king_james.txt
   # The program answers a prompt: what it says before the question and its prompts are left out, and each verse
-  # becomes one line.
+  # becomes one line. It takes its place whole, since another run may have the older one open; what an interrupted
+  # start leaves is hidden and removed by the next training.
+  partial=$run/.king_james.txt.partial-$$
   echo 'gen1:1-rev22:21' | bible | awk '
     /^bible.*> gen/ { asked = 1; next }
     /^bible/ || !asked { next }
     /^ +[0-9]+ / { if (line != "") print line; line = $0; next }
     /^$/ { if (line != "") print line; line = ""; print; next }
     { line = line == "" ? $0 : line " " $0 }
-    END { if (line != "") print line }' | cat -s >"$data"
+    END { if (line != "") print line }' | cat -s >"$partial"
+  mv "$partial" "$data"
 fi
 
 echo "== training on $(basename "$data"), $(wc -c <"$data") bytes, in $run"

@@ -23,8 +23,8 @@
 // All of them train the same model, to rounding; the second and third to the last bit. With TESSERA_WITH_NCCL
 // this same file is compiled by nvcc, which cannot read oneDNN's header: there the host multiplies by
 // Tessera's own loops. Without it there is no --device cuda, and no other difference.
+#include <algorithm>
 #include <cstdio>
-#include <thread>
 
 #include <unistd.h>
 
@@ -32,6 +32,7 @@
 #include <tessera/comm/threads.hpp>
 #include <tessera/exec/host.hpp>
 #include <tessera/train/command_line.hpp>
+#include <tessera/train/node_share.hpp>
 #include <tessera/train/report.hpp>
 #if defined(TESSERA_WITH_NCCL)
 #include <tessera/comm/cuda/nccl.cuh>
@@ -61,16 +62,6 @@ train::command_line_text const help{
         "  Go on from the latest checkpoint with another learning rate, on purpose:\n"
         "    train_gpt --data book.txt --run first --learning-rate 5e-4 --allow-difference learning_rate\n"};
 
-/// Seconds without a sign from another rank after which a rank says whom it waits for, and the run ends.
-/// Longer than rank 0 takes to write a checkpoint.
-constexpr double stall_limit = 600;
-
-/// One rank's share of the machine, unless the settings say otherwise.
-int threads_of_a_rank(train::settings const& s, int ranks) {
-  if (s.threads > 0) return narrow<int>(s.threads);
-  return std::max(1, narrow<int>(std::thread::hardware_concurrency()) / ranks);
-}
-
 template <storage_scalar T, comm::communicator Comm, exec::space Ex>
 void train_as(Comm& comm, Ex& ex, train::settings const& s, char const* kind) {
   train::trainer<Comm, Ex, T> trainer(comm, ex, s, {.out = stderr, .terminal = isatty(2) == 1});
@@ -88,13 +79,14 @@ void train_in(Comm& comm, Ex& ex, train::settings const& s, char const* kind) {
 
 template <comm::communicator Comm>
 void train_on(Comm& comm, train::settings const& s, char const* kind) {
+  auto const share = train::node_share_of(comm);
   if (s.device == "host") {
-    exec::host ex({.threads = threads_of_a_rank(s, comm.size())});
+    exec::host ex({.threads = s.threads > 0 ? narrow<int>(s.threads) : share.cores});
     train_in(comm, ex, s, kind);
   } else {
 #if defined(TESSERA_WITH_NCCL)
-    exec::cuda ex({.device = comm.rank() % std::max(1, exec::cuda_devices())}); // says so if there is none
-    comm::nccl linked(comm, ex, {.stall_limit = comm.size() > 1 ? stall_limit : 0});
+    exec::cuda ex({.device = share.rank % std::max(1, exec::cuda_devices())}); // says so if there is none
+    comm::nccl linked(comm, ex, {.stall_limit = comm.size() > 1 ? s.stall_limit : 0});
     train_in(linked, ex, s, "nccl");
 #else
     throw config_error(
@@ -112,10 +104,11 @@ int run(comm::mpi& world, int argc, char** argv) {
     if (s->ranks != 1)
       throw config_error("E-train-007", site::here(), "ranks is ", s->ranks, ", but mpiexec started ",
                          world.size(), " processes, which are the ranks: leave it at 1");
-    train_on(world, *s, "mpi");
+    comm::mpi ranks(MPI_COMM_WORLD, {.stall_limit = s->stall_limit});
+    train_on(ranks, *s, "mpi");
   } else {
     comm::run_threads(narrow<int>(s->ranks), [&](comm::threads& ranks) { train_on(ranks, *s, "threads"); },
-                      {.stall_limit = stall_limit});
+                      {.stall_limit = s->stall_limit});
   }
   return 0;
 }
@@ -132,5 +125,5 @@ int main(int argc, char** argv) {
       return 1;
     }
   };
-  return comm::run_mpi(argc, argv, body, {.stall_limit = stall_limit});
+  return comm::run_mpi(argc, argv, body);
 }

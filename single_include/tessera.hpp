@@ -136,8 +136,7 @@
 /// listed in docs/troubleshooting.md) and a message that says what was expected, what came, where, and what
 /// to do.
 ///
-///     throw size_error("E-ops-001", site::here(), "layer_norm: gain has ", n, " elements, rows have ",
-///     width);
+///     throw size_error("E-ops-001", site::here(), "gain has ", n, " elements, rows have ", width);
 #ifndef TESSERA_CORE_ERROR_HPP
 #define TESSERA_CORE_ERROR_HPP
 
@@ -1767,8 +1766,8 @@ inline schedule make_schedule(schedule_kind kind, schedule_shape shape, site whe
 /// Checks a pipeline schedule before it runs, and says when each action would happen.
 ///
 ///     auto plan = make_schedule(schedule_kind::zero_bubble, {.stages = 4, .micro_batches = 8});
-///     auto run = simulate(plan, schedule_durations{.forward = 1, .backward_input = 1, .backward_weights =
-///     1}); run.bubble_share();  run.most_live(stage);  run.stages[stage][i].begin;
+///     auto run = simulate(plan, schedule_durations{.forward = 1});
+///     run.bubble_share();  run.most_live(stage);  run.stages[stage][i].begin;
 ///
 /// Messages are as the runner's: a stage goes on after a send, as long as no more than `in_flight` of its
 /// messages of that kind to that stage are not yet received; a receive waits for its message. A list that
@@ -1778,7 +1777,7 @@ inline schedule make_schedule(schedule_kind kind, schedule_shape shape, site whe
 #ifndef TESSERA_LAYOUT_SCHEDULE_SIMULATOR_HPP
 #define TESSERA_LAYOUT_SCHEDULE_SIMULATOR_HPP
 
-#include <concepts>
+#include <type_traits>
 
 namespace tessera::inline TESSERA_ABI::layout {
 
@@ -1807,9 +1806,7 @@ struct schedule_durations {
 
 /// duration(stage, action); of a send it is the time that the message travels, of a receive it is not asked.
 template <class F>
-concept action_durations = std::invocable<F const&, int, action> &&
-                           std::convertible_to < std::invoke_result_t<F const&, int, action>,
-double > ;
+concept action_durations = std::is_invocable_r_v<double, F const&, int, action>;
 
 struct timed_action {
   action what;
@@ -2643,6 +2640,10 @@ public:
   std::string description() const {
     return tessera::text_of("CUDA device ", options_.device, ", ", multiprocessors_, " multiprocessors");
   }
+  /// What decides how results are rounded: cuBLASLt chooses its kernels by the device.
+  std::string arithmetic() const {
+    return tessera::text_of("cuBLASLt products, multiprocessors ", multiprocessors_);
+  }
   index_t workspace_bytes() const noexcept { return options_.workspace_bytes; }
 
   /// Waits until everything in the stream has finished, then reports what kernels found wrong.
@@ -3072,6 +3073,13 @@ public:
     return tessera::text_of(threads_, threads_ == 1 ? " thread, " : " threads, ", Product::name, " products");
   }
 
+  /// What decides how results are rounded: oneDNN divides sums by its threads, our own loops do not.
+  std::string arithmetic() const {
+    auto const products = tessera::text_of(Product::name, " products");
+    return std::same_as<Product, portable_product> ? products
+                                                   : tessera::text_of(products, ", threads ", threads_);
+  }
+
   /// Host operations have finished when they return.
   void synchronize() noexcept {}
 
@@ -3180,8 +3188,8 @@ private:
 /// Scratch memory of the operations named by `Tag`, kept in a handle of the space: it grows at first use,
 /// then stays, so that nothing is allocated in the steady state.
 ///
-///     auto* sums = ex.template handle<exec::scratch<my_operation, memory>>().template take<double>(n,
-///     where);
+///     auto& room = ex.template handle<exec::scratch<my_operation, memory>>();
+///     double* sums = room.template take<double>(n, where);
 #ifndef TESSERA_EXEC_SCRATCH_HPP
 #define TESSERA_EXEC_SCRATCH_HPP
 
@@ -4543,8 +4551,7 @@ struct copy_rows_on<exec::host_backend> {
 ///
 ///     auto loss = ops::cross_entropy(ex, logits, losses, targets, {.write_gradient = true});
 ///     loss.sum / loss.count;   // mean negative log likelihood in nats, once all parts are added up
-///     ops::cross_entropy(ex, logits, losses, targets, {.totals = totals});   // totals += {sum, count}, no
-///     wait
+///     ops::cross_entropy(ex, logits, losses, targets, {.totals = totals});   // += {sum, count}, no wait
 ///
 /// With p = softmax(x), t the target and s the label smoothing over V classes, a row's loss is
 ///     log(sum exp x) - (1 - s) x_t - s mean(x) + z_loss * log(sum exp x)^2,
@@ -6315,8 +6322,7 @@ private:
 /// place, so memory does not grow with rows times vocabulary.
 ///
 ///     auto loss = ops::linear_cross_entropy(ex, {d_in, d_weight}, in, weight, targets, {}, memory);
-///     auto loss = ops::linear_cross_entropy<exec::host, T, T>(ex, {}, in, weight, targets, {}, memory);   //
-///     evaluation
+///     auto loss = ops::linear_cross_entropy<exec::host, T, T>(ex, {}, in, weight, targets, {}, memory);
 ///
 /// Where the vocabulary is cut among ranks, `weight` is this rank's slice of it, and a function that the
 /// caller gives merges each chunk's statistics over the ranks (ops/sliced_cross_entropy.hpp):
@@ -6856,8 +6862,9 @@ struct linear_swiglu_on<exec::host_backend> {
 /// Joins what attention found in two disjoint sets of keys, for the same queries: with `out` and
 /// `log_sum_exp` of one set and `part` and `part_log_sum_exp` of the other,
 ///
-///     top = max(log_sum_exp, part_log_sum_exp),  a = exp(log_sum_exp - top),  b = exp(part_log_sum_exp -
-///     top) out = (a out + b part) / (a + b),          log_sum_exp = top + log(a + b)
+///     top = max(log_sum_exp, part_log_sum_exp)
+///     a = exp(log_sum_exp - top),            b = exp(part_log_sum_exp - top)
+///     out = (a out + b part) / (a + b),      log_sum_exp = top + log(a + b)
 ///
 /// which is attention over both sets, whatever the size of the scores (Rabe and Staats, "Self-attention does
 /// not need O(n^2) memory", 2021). A query whose log_sum_exp is minus infinity saw no key: its row is not
@@ -11764,10 +11771,11 @@ static_assert(communicator<nccl>);
 /// has to do with it. `partitioned_tensor` owns this rank's memory; `partitioned_view` puts the words on
 /// memory that is there already, such as a layer's activations, or a flat block of parameters.
 ///
-///     partitioned_tensor<bf16, 2, host_memory, placed<axis::tensor, shard<0>>> rows(mesh.place(), {n,
-///     width}); rows.local();                      // this rank's rows, a plain view rows.box().begin[0]; //
-///     the first one's number in the whole auto sums = partitioned<placed<axis::tensor,
-///     partial<>>>(mesh.place(), {n, width}, local_sums);
+///     using cut = placed<axis::tensor, shard<0>>;
+///     partitioned_tensor<bf16, 2, host_memory, cut> rows(mesh.place(), {n, width});
+///     rows.local();                      // this rank's rows, a plain view
+///     rows.box().begin[0];               // the first one's number in the whole
+///     auto sums = partitioned<placed<axis::tensor, partial<>>>(mesh.place(), {n, width}, local_sums);
 ///
 /// Cost: the view is the local view, the whole's extents and the rank's place on the mesh; no communication.
 #ifndef TESSERA_PARTITION_PARTITIONED_TENSOR_HPP
@@ -13555,12 +13563,18 @@ inline bool folder_exists(std::string const& path) noexcept {
   return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
 }
 
-/// Makes the folder and those above it; one that is there already is fine.
+/// Makes the folder and those above it; one that is there already is fine. The names of those that were made
+/// are on the disk afterwards, unless this user may not read the folder that they stand in, which syncing
+/// needs. Cost: one sync for each folder made.
 inline void make_folders(std::string const& path, site where = site::here()) {
   if (path.empty() || folder_exists(path)) return;
-  if (auto const above = detail::folder_of(path); above != path) make_folders(above, where);
-  if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && folder_exists(path)))
+  auto const above = detail::folder_of(path);
+  if (above != path) make_folders(above, where);
+  if (::mkdir(path.c_str(), 0777) != 0) {
+    if (errno == EEXIST && folder_exists(path)) return;
     detail::fail("E-io-006", where, "make the folder", path, errno);
+  }
+  if (::access(above.c_str(), R_OK) == 0) detail::sync_path(above, where);
 }
 
 /// The names in a folder, sorted; without "." and "..".
@@ -14538,16 +14552,26 @@ private:
   std::vector<file_record> tensors_;
 };
 
-/// All checkpoints of a folder by step, oldest first; none if there is no such folder. Only their names and
-/// the presence of a manifest are looked at.
-inline std::vector<committed> commits_in(std::string const& folder, site where = site::here()) {
+namespace detail {
+
+/// All folders that bear the name of a checkpoint, by step, oldest first.
+inline std::vector<committed> named_as_commits(std::string const& folder, site where) {
   std::vector<committed> found;
   if (!folder_exists(folder)) return found;
   for (auto const& name : names_in(folder, where))
-    if (auto const step = detail::step_of(name);
-        step >= 0 && file_exists(folder + "/" + name + "/manifest.json"))
+    if (auto const step = step_of(name); step >= 0 && folder_exists(folder + "/" + name))
       found.push_back({step, folder + "/" + name});
   std::sort(found.begin(), found.end(), [](auto const& a, auto const& b) { return a.step < b.step; });
+  return found;
+}
+
+} // namespace detail
+
+/// All checkpoints of a folder by step, oldest first; none if there is no such folder. Only their names and
+/// the presence of a manifest are looked at.
+inline std::vector<committed> commits_in(std::string const& folder, site where = site::here()) {
+  auto found = detail::named_as_commits(folder, where);
+  std::erase_if(found, [](auto const& c) { return !file_exists(c.path + "/manifest.json"); });
   return found;
 }
 
@@ -14586,10 +14610,11 @@ struct latest_found {
   std::vector<std::string> refused;    ///< Why each newer one is not it: to be shown to the user.
 };
 
-/// Looks for the newest checkpoint that verifies.
+/// Looks for the newest checkpoint that verifies. One without a manifest was damaged by somebody: none is
+/// ever committed without it.
 inline latest_found latest_commit(std::string const& folder, site where = site::here()) {
   latest_found result;
-  auto const all = commits_in(folder, where);
+  auto const all = detail::named_as_commits(folder, where);
   for (auto checkpoint = all.rbegin(); checkpoint != all.rend() && !result.checkpoint; ++checkpoint) {
     try {
       verify(*checkpoint, where);
@@ -14649,37 +14674,54 @@ inline void recover_commits(std::string const& folder, site where = site::here()
 #endif
 /// One program at a time in a folder: a lock that ends with the program, however that ends.
 ///
-///     io::folder_lock const lock("run");      // io_error if another program works there
+///     io::folder_lock const lock("run");                     // io_error if another program works there
+///     io::folder_lock const next("run", {.patience = 2});    // waits for a program that is ending
 ///
 /// The lock is on the empty file `run/.lock`, which stays. Taken by one process of a job (rank 0).
 #ifndef TESSERA_IO_FOLDER_LOCK_HPP
 #define TESSERA_IO_FOLDER_LOCK_HPP
 
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include <sys/file.h>
 
 namespace tessera::inline TESSERA_ABI::io {
 
+struct folder_lock_options {
+  double patience = 0;  ///< Seconds; a program that was killed holds its lock until the system has ended it.
+  bool required = true; ///< Otherwise a file system without locks is no error, and `held` tells.
+};
+
 class folder_lock {
 public:
   /// Throws io_error: E-io-039 while another program holds the lock, E-io-040 where the file system has no
-  /// locks (whoever knows that no other program works there may go on without).
-  explicit folder_lock(std::string const& folder, site where = site::here()) {
+  /// locks and one is required.
+  explicit folder_lock(std::string const& folder, folder_lock_options options = {},
+                       site where = site::here()) {
+    using clock = std::chrono::steady_clock;
+    auto const until = clock::now() + std::chrono::duration<double>(options.patience);
     auto const path = folder + "/.lock";
     file_ = detail::descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
     if (!file_.open()) detail::fail("E-io-004", where, "write", path, errno);
     while (::flock(file_.number(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
-      if (errno == EWOULDBLOCK)
+      if (errno != EWOULDBLOCK && !options.required) return;
+      if (errno != EWOULDBLOCK) detail::fail("E-io-040", where, "lock", path, errno);
+      if (clock::now() >= until)
         throw io_error("E-io-039", where, "another program is working in ", folder,
                        ": wait for it, end it, or choose another folder");
-      detail::fail("E-io-040", where, "lock", path, errno);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
+    held_ = true;
   }
+
+  bool held() const noexcept { return held_; }
 
 private:
   detail::descriptor file_;
+  bool held_ = false;
 };
 
 } // namespace tessera::inline TESSERA_ABI::io
@@ -14912,8 +14954,9 @@ private:
 /// Writes a safetensors file tensor by tensor: the header is known in advance, so that no tensor needs to be
 /// held in memory beside the others, and a tensor may come in pieces (the shards of several ranks).
 ///
-///     io::safetensors_writer file("model.safetensors", {{"w", io::dtype::f32, {2, 3}}, {"b", io::dtype::f32,
-///     {3}}}); for (auto const& entry : file.entries())      // the order of the data: by type, then by name
+///     io::safetensors_writer file("model.safetensors",
+///                                 {{"w", io::dtype::f32, {2, 3}}, {"b", io::dtype::f32, {3}}});
+///     for (auto const& entry : file.entries())       // the order of the data: by type, then by name
 ///       file.write(entry.name, bytes_of(entry.name));
 ///     auto const records = file.commit();            // name, place and checksum of every tensor
 ///
@@ -15775,8 +15818,8 @@ inline sentencepiece_tokenizer load_sentencepiece(std::string const& path, site 
 /// Trains a sentencepiece tokenizer on a text file, once: the model is kept, and used again as long as the
 /// text and the options are the same.
 ///
-///     auto const tokenizer = data::prepare_sentencepiece("bible.txt", "run/tokenizer.model",
-///     {.vocabulary_size = 2048});
+///     auto const tokenizer =
+///         data::prepare_sentencepiece("bible.txt", "run/tokenizer.model", {.vocabulary_size = 2048});
 ///
 /// One process prepares; others load the model afterwards. Exists under TESSERA_WITH_SENTENCEPIECE,
 /// TESSERA_WITH_JSON and TESSERA_WITH_XXHASH.
@@ -16080,8 +16123,10 @@ inline token_dataset::parts token_dataset::split(double validation_fraction, sit
 /// weight decay, and writes the weight in its storage type (Loshchilov and Hutter, "Decoupled weight decay
 /// regularization", 2019; the update is the one of torch.optim.AdamW).
 ///
-///     g = gradient_scale * gradient                m = beta1 m + (1 - beta1) g     v = beta2 v + (1 - beta2)
-///     g^2 w = w (1 - rate * decay) - rate * m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon)
+///     g = gradient_scale * gradient
+///     m = beta1 m + (1 - beta1) g
+///     v = beta2 v + (1 - beta2) g^2
+///     w = w (1 - rate * decay) - rate * m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon)
 ///
 ///     optim::adamw<exec::host, bf16> o(ex, n, {.weight_decay = 0.1}, decayed);
 ///     o.start_from(ex, weights);
@@ -16132,8 +16177,7 @@ namespace tessera::inline TESSERA_ABI::optim::detail {
 ///     struct descent {
 ///       static constexpr int slots = 0;
 ///       float rate;
-///       float operator()(float weight, float gradient, float decay) const { return weight - rate * gradient;
-///       }
+///       float operator()(float weight, float gradient, float) const { return weight - rate * gradient; }
 ///     };
 ///     flat_update(ex, flat_shard<float, float, 0>{.weights = w, .gradients = g}, descent{0.1f});
 ///
@@ -16521,8 +16565,10 @@ inline std::vector<layout::range> ranges_within(std::span<layout::range const> r
 #endif
 /// The learning rate as a function of the step: a warm-up, then one of four forms.
 ///
-///     optim::schedule rate({.form = optim::schedule_form::cosine, .peak = 3e-4, .steps = 1000, .warm_up =
-///     {50}}); rate(0);      // the first step's: 3e-4 / 50 rate(49);     // the warm-up's last: 3e-4
+///     optim::schedule rate(
+///         {.form = optim::schedule_form::cosine, .peak = 3e-4, .steps = 1000, .warm_up = {50}});
+///     rate(0);      // the first step's: 3e-4 / 50
+///     rate(49);     // the warm-up's last: 3e-4
 #ifndef TESSERA_OPTIM_SCHEDULE_HPP
 #define TESSERA_OPTIM_SCHEDULE_HPP
 
@@ -16531,7 +16577,7 @@ inline std::vector<layout::range> ranges_within(std::span<layout::range const> r
 
 namespace tessera::inline TESSERA_ABI::optim {
 
-/// How the rate runs from the end of the warm-up, at progress p = 0, to the last step, p = 1:
+/// How the rate runs from the end of the warm-up, at progress p = 0, to p = 1 after the last step:
 /// `constant` stays at the peak; `linear` and `cosine` fall to the final rate along a line or half a cosine;
 /// `warm_up_stable_decay` stays at the peak and falls over the last `decay` steps as 1 - sqrt of the progress
 /// of that part (Hägele et al., "Scaling laws and compute-optimal training beyond fixed training durations",
@@ -16772,9 +16818,8 @@ private:
 /// moving parameters needs no word in any layer. nn/model.hpp is the plainest runner:
 ///
 ///     stream<Ex, T> s{.tokens = tokens, .targets = targets};
-///     for (i = 0, 1, ...) units[i]->forward(ex, blocks[i], s, memory, pass);         // then the loss is
-///     there for (i = last, ..., 0) units[i]->backward(ex, blocks[i], s, memory, pass);     // and
-///     gradients[i]
+///     for (i = 0, 1, ...) units[i]->forward(ex, blocks[i], s, memory, pass);         // then there is a loss
+///     for (i = last, ..., 0) units[i]->backward(ex, blocks[i], s, memory, pass);     // and gradients
 #ifndef TESSERA_NN_UNIT_HPP
 #define TESSERA_NN_UNIT_HPP
 
@@ -20311,12 +20356,10 @@ void context_attention_backward(Ex& ex, Comm& comm, context_form form, view<T, 4
 ///     parallel::data_parallel<comm::mpi, exec::host, bf16, float> replicas(
 ///         comm, ex, parallel::flat_model_of(model.store()), optim::adamw_options{}, {.zero = 1});
 ///     for (index_t i = 0; i < micro_batches; ++i)
-///       loss += model.forward_backward(ex, tokens(i), targets(i), {.accumulate = i > 0}, [&](std::size_t
-///       unit) {
+///       loss += model.forward_backward(ex, tokens(i), targets(i), {.accumulate = i > 0}, [&](auto unit) {
 ///         if (i + 1 == micro_batches) replicas.gradients_ready(unit);
 ///       });
-///     auto done = replicas.update(ex, loss, {.step = step + 1, .learning_rate = rate(step), .clip_norm =
-///     1});
+///     auto done = replicas.update(ex, loss, {.step = step + 1, .learning_rate = rate, .clip_norm = 1});
 ///
 /// ZeRO stage 0 keeps the whole optimizer state on each rank and sums gradients by all_reduce, one message a
 /// bucket. Stage 1 keeps on each rank the state of the part of every unit that it owns (layout::ownership),
@@ -20487,9 +20530,8 @@ private:
 /// that the memory meter shows afterwards, and, beside them, what the ZeRO formula says (Rajbhandari et al.,
 /// "ZeRO: memory optimizations toward training trillion parameter models", 2020).
 ///
-///     auto plan = parallel::plan_memory(units, {.ranks = 4, .zero = 1, .weight_bytes = 2, .gradient_bytes =
-///     4,
-///                                               .state_bytes = 12});
+///     auto plan = parallel::plan_memory(
+///         units, {.ranks = 4, .zero = 1, .weight_bytes = 2, .gradient_bytes = 4, .state_bytes = 12});
 ///     plan.optimizer_state;      // bytes on rank 0
 #ifndef TESSERA_PARALLEL_MEMORY_PLAN_HPP
 #define TESSERA_PARALLEL_MEMORY_PLAN_HPP
@@ -21352,8 +21394,9 @@ private:
 ///     auto plan = layout::make_schedule(kind, {.stages = stages.size(), .micro_batches = 8});
 ///     parallel::pipeline<comm::mpi, Ex, bf16, float> pipe(stages, units, {{0, 3}}, plan,
 ///                                                         {.width = 64, .largest = {4, 128}});
-///     pipe.run(ex, lender, [&](index_t i) { return pipeline_micro_batch<Ex>{tokens(i), targets(i)}; },
-///     pass); auto loss = pipe.loss(ex);                       // not zero on the last stage alone
+///     auto input = [&](index_t i) { return pipeline_micro_batch<Ex>{tokens(i), targets(i)}; };
+///     pipe.run(ex, lender, input, pass);
+///     auto loss = pipe.loss(ex);                       // not zero on the last stage alone
 ///
 /// Activations and gradients travel on a communicator each, in the order of the list; a receive is started as
 /// soon as the messages before it have been, while the stage still computes. Whatever is lent to a message is
@@ -21361,7 +21404,7 @@ private:
 /// the backward anyhow; gradients go round a few buffers.
 ///
 /// A micro-batch may be empty; its messages then are, too. Cost of a step: for each micro-batch and each
-/// border between parts a message of rows * width T there and one back.
+/// border between parts a message of rows * width floats there and one back.
 #ifndef TESSERA_PARALLEL_PIPELINE_HPP
 #define TESSERA_PARALLEL_PIPELINE_HPP
 
@@ -22287,11 +22330,16 @@ struct training_layout {
   }
 
 private:
+  static constexpr int most_ranks = 1 << 15; ///< Along one axis.
+
   void check_values(site where) const {
     auto const at_least = [&](char const* name, index_t value, index_t least) {
       if (value < least)
         throw config_error("E-parallel-070", where, "layout: ", name, " is ", value, "; set it to ", least,
                            " or more");
+      if (value > most_ranks && std::string_view(name) != "micro_batch") // so that no product overflows
+        throw config_error("E-parallel-070", where, "layout: ", name, " is ", value, "; set it to ",
+                           most_ranks, " or less");
     };
     at_least("data", data, 0);
     at_least("tensor", tensor, 1);
@@ -22373,7 +22421,7 @@ private:
              ": one must divide the other; set "
              "key_value_heads to ",
              tensor, " or to a divisor or multiple of it");
-    if (config.layers < parts())
+    if (config.layers < index_t{parts()})
       refuse(config.layers, " layers cannot be shared among pipeline ", pipeline, " x chunks ", chunks, " = ",
              parts(), " parts; set layers to ", parts(), " or more, or lower pipeline or chunks");
     auto const zigzag = assignment == layout::sequence_assignment::zigzag;
@@ -22437,9 +22485,8 @@ private:
 /// units, or its shards of them, lends blocks to whoever runs the units, sums gradients over the ranks while
 /// backward goes on, and ends the step with the same weights on every rank, bit by bit.
 ///
-///     parallel::zero<comm::mpi, exec::host, bf16, float> state({.gradients = comm, .world = comm}, ex,
-///     units,
-///                                                              optim::adamw_options{}, {.stage = 3});
+///     parallel::zero<comm::mpi, exec::host, bf16, float> state(
+///         {.gradients = comm, .world = comm}, ex, units, optim::adamw_options{}, {.stage = 3});
 ///     auto lent = state.lend(ex, u, {.next = u + 1, .gradients = false});           // forward ...
 ///     units[u]->forward(ex, lent, stream, memory, {.accumulate = state.accumulates(micro_batch)});
 ///     state.done(u);
@@ -24194,6 +24241,7 @@ struct settings {
   double bucket_mib = 4;
 
   std::string run = "run";
+  double stall_limit = 600;
   index_t checkpoint_every = 200;
   index_t keep = 3;
   index_t validate_every = 100;
@@ -24239,14 +24287,14 @@ inline constexpr field fields[] = {
      1 << 24},
     {"Data", "validation_share", &settings::validation_share,
      "Share of the tokens, at the end of the text, that is kept for validation and never trained on.",
-     binding::refused, 0, 0.5},
+     binding::refused, 1e-6, 0.5},
 
     {"Model", "family", &settings::family,
      "'gpt2': learned positions, layer norm, GELU; 'llama': rotary positions, RMS norm, SwiGLU.",
      binding::refused, 0, 0, "gpt2|llama"},
     {"Model", "layers", &settings::layers, "Number of transformer blocks.", binding::refused, 1, 10000},
-    {"Model", "width", &settings::width, "Numbers that describe one token between blocks.", binding::refused,
-     1, 1 << 20},
+    {"Model", "width", &settings::width, "Hidden size: numbers that describe one token between blocks.",
+     binding::refused, 1, 1 << 20},
     {"Model", "heads", &settings::heads, "Attention heads; the width must be a multiple of it.",
      binding::refused, 1, 1 << 20},
     {"Model", "key_value_heads", &settings::key_value_heads,
@@ -24296,13 +24344,13 @@ inline constexpr field fields[] = {
     {"Training", "decay_steps", &settings::decay_steps,
      "Length of the decay of 'warm_up_stable_decay'. 0: a fifth of the steps.", binding::refused, 0, 1e12},
     {"Training", "final_rate_share", &settings::final_rate_share,
-     "The last step's learning rate, as a share of the largest.", binding::refused, 0, 1},
+     "Share of the largest rate that a falling schedule ends at.", binding::refused, 0, 1},
     {"Training", "weight_decay", &settings::weight_decay,
      "Decoupled decay of matrices and embeddings; norms and biases are not decayed."},
-    {"Training", "beta1", &settings::beta1, "AdamW: memory of the gradient's mean.", binding::refused, 0,
-     0.999999},
-    {"Training", "beta2", &settings::beta2, "AdamW: memory of the gradient's square.", binding::refused, 0,
-     0.9999999},
+    {"Training", "beta1", &settings::beta1, "AdamW: decay of the first moment, the gradient's mean.",
+     binding::refused, 0, 0.999999},
+    {"Training", "beta2", &settings::beta2, "AdamW: decay of the second moment, the gradient's square.",
+     binding::refused, 0, 0.9999999},
     {"Training", "epsilon", &settings::epsilon, "AdamW: added to the root of the square.", binding::refused,
      1e-30, 1},
     {"Training", "clip", &settings::clip,
@@ -24311,14 +24359,14 @@ inline constexpr field fields[] = {
 
     {"Layout", "device", &settings::device,
      "Where a rank computes: 'host' is the processor; 'cuda' is an NVIDIA GPU for each rank, in programs "
-     "built with TESSERA_WITH_CUDA.",
+     "built with TESSERA_WITH_CUDA and TESSERA_WITH_NCCL.",
      binding::refused, 0, 0, "host|cuda"},
     {"Layout", "ranks", &settings::ranks,
      "Ranks as threads of one process. Under mpiexec the ranks are its processes, and this stays 1.",
      binding::free, 1, 4096},
     {"Layout", "threads", &settings::threads,
-     "Threads of each rank on the host. 0: the machine's cores shared among the ranks.", binding::free, 0,
-     4096},
+     "Threads of each rank on the host. 0: the cores that it may use, divided among the ranks that may.",
+     binding::free, 0, 4096},
     {"Layout", "layout", &settings::layout,
      "How the run lies over the ranks, in one line such as 'data 2 x tensor 2 x pipeline 2, zero 3, 1f1b': "
      "instead of the settings from here to reproducible, which say the same one by one.",
@@ -24332,9 +24380,9 @@ inline constexpr field fields[] = {
      binding::layout, 1, 4096},
     {"Layout", "context", &settings::context, "Ranks that share each sequence.", binding::layout, 1, 4096},
     {"Layout", "zero_stage", &settings::zero_stage,
-     "What the ranks with different samples share (ZeRO): 0 nothing, 1 the optimizer's state, 2 the "
-     "gradients "
-     "too, 3 the weights too.",
+     "What ranks with different samples share (ZeRO): 0 nothing, 1 the optimizer's state, 2 the gradients "
+     "too, "
+     "3 the weights too.",
      binding::layout, 0, 3},
     {"Layout", "shard_group", &settings::shard_group,
      "Share among this many neighbouring ranks, and replicate that over the others. 0: among all.",
@@ -24366,6 +24414,10 @@ inline constexpr field fields[] = {
      "Folder of the run: checkpoints, metrics.csv, loss.svg, summary.json. If it holds a checkpoint, the run "
      "goes on from the latest.",
      binding::free},
+    {"Run", "stall_limit", &settings::stall_limit,
+     "Seconds that a rank waits for others before it names them and the run ends; more than rank 0 needs to "
+     "turn text into tokens or to write a checkpoint. 0: for ever.",
+     binding::free, 0, 1e9},
     {"Run", "checkpoint_every", &settings::checkpoint_every,
      "Steps between checkpoints; the last step always makes one. 0: only the last.", binding::free, 0, 1e12},
     {"Run", "keep", &settings::keep, "Checkpoints to keep; older ones are deleted.", binding::free, 1, 1e6},
@@ -24377,8 +24429,7 @@ inline constexpr field fields[] = {
     {"Run", "log_every", &settings::log_every, "Steps between lines of the log (not on a terminal).",
      binding::free, 1, 1e12},
     {"Run", "measure_peak", &settings::measure_peak,
-     "Measure at the start how fast large matrix products are here, to show the share of it that training "
-     "reaches. false saves about a second.",
+     "Measure at the start how fast large matrix products are, to show what share of it training reaches.",
      binding::free},
     {"Run", "sample_tokens", &settings::sample_tokens, "Tokens of text to write at the end. 0: none.",
      binding::free, 0, 1e9},
@@ -24416,16 +24467,13 @@ inline std::string value_text(settings const& s, field const& f) {
 
 /// Throws config_error unless the value is one that the table allows.
 inline void check(settings const& s, field const& f, site where = site::here()) {
-  auto const contains = [](std::string const& text, std::string const& part) {
-    return text.find(part) != std::string::npos;
-  };
   std::visit(
       [&](auto member) {
         auto const& value = s.*member;
         if constexpr (std::same_as<decltype(value), std::string const&>) {
           if (f.choices.empty()) return;
-          if (value.find('|') != std::string::npos ||
-              !contains('|' + std::string(f.choices) + '|', '|' + value + '|'))
+          auto const choices = '|' + std::string(f.choices) + '|';
+          if (value.find('|') != std::string::npos || choices.find('|' + value + '|') == std::string::npos)
             throw config_error("E-train-002", where, f.name, " is '", value, "'; it must be one of ",
                                f.choices);
         } else if constexpr (!std::same_as<decltype(value), bool const&>) {
@@ -24469,6 +24517,11 @@ inline void set(settings& s, std::string_view name, std::string_view text, site 
 inline void check(settings const& s, site where = site::here()) {
   for (auto const& f : fields) check(s, f, where);
   auto const multiple_above = [](index_t value, index_t of) { return (value + of - 1) / of * of; };
+  auto const llama = s.family == "llama";
+  auto const refuse = [&](bool given_in_vain, std::string_view name, char const* why) {
+    if (given_in_vain)
+      throw config_error("E-train-007", where, name, " is ", value_text(s, field_of(name)), ", ", why);
+  };
   if (s.data.empty())
     throw config_error("E-train-005", where, "no data was given: set data to a text file (--data FILE)");
   if (s.run.empty())
@@ -24476,33 +24529,31 @@ inline void check(settings const& s, site where = site::here()) {
   if (s.width % s.heads != 0)
     throw config_error("E-train-006", where, "width ", s.width, " is not a multiple of heads ", s.heads,
                        "; set width to ", multiple_above(s.width, s.heads), " or change heads");
-  if (s.family == "llama" && s.width / s.heads % 2 != 0)
+  if (llama && s.width / s.heads % 2 != 0)
     throw config_error("E-train-006", where, "rotary positions turn pairs, and a head has ",
                        s.width / s.heads, " elements; set width to ", multiple_above(s.width, 2 * s.heads));
-  if (s.key_value_heads != 0 && s.family != "llama")
-    throw config_error("E-train-007", where, "key_value_heads is ", s.key_value_heads,
-                       ", which only family llama has; set it to 0 or choose llama");
   if (s.key_value_heads != 0 && s.heads % s.key_value_heads != 0)
     throw config_error("E-train-006", where, "heads ", s.heads, " is not a multiple of key_value_heads ",
                        s.key_value_heads, "; set key_value_heads to a divisor of it");
-  if (s.dropout != 0 && s.family == "llama")
-    throw config_error("E-train-007", where, "dropout is ", s.dropout,
-                       ", which family llama does not have; set it to 0 or choose gpt2");
-  if (s.tokenizer == "bytes" && s.vocabulary != 0 && s.vocabulary != 256)
-    throw config_error("E-train-007", where, "vocabulary is ", s.vocabulary,
-                       ", and bytes have 256; leave it at 0 or choose tokenizer sentencepiece");
+  refuse(s.key_value_heads != 0 && !llama, "key_value_heads",
+         "which only family llama has; set it to 0 or choose llama");
+  refuse(s.rotary_theta != settings{}.rotary_theta && !llama, "rotary_theta",
+         "which only family llama has; leave it out or choose llama");
+  refuse(s.dropout != 0 && llama, "dropout", "which family llama does not have; set it to 0 or choose gpt2");
+  refuse(s.final_rate_share != settings{}.final_rate_share && s.schedule == "constant", "final_rate_share",
+         "and schedule constant has no end; leave it out or choose another schedule");
+  refuse(s.decay_steps != 0 && s.schedule != "warm_up_stable_decay", "decay_steps",
+         "which only schedule warm_up_stable_decay has");
+  refuse(s.vocabulary != 0 && s.vocabulary != 256 && s.tokenizer == "bytes", "vocabulary",
+         "and bytes have 256; leave it at 0 or choose tokenizer sentencepiece");
+  refuse(s.threads != 0 && s.device != "host", "threads",
+         "and only device host computes in them; leave it at 0 or choose device host");
   if (s.tokenizer == "tokens" && s.vocabulary == 0)
     throw config_error("E-train-007", where,
                        "a token file does not say how many tokens there are; set vocabulary");
-  if (s.threads != 0 && s.device != "host")
-    throw config_error("E-train-007", where, "threads is ", s.threads, ", and device ", s.device,
-                       " computes in none of them; leave it at 0 or choose device host");
   if (s.warm_up_steps > s.steps)
     throw config_error("E-train-008", where, "warm_up_steps ", s.warm_up_steps, " is more than steps ",
                        s.steps, "; the learning rate would never reach its height");
-  if (s.decay_steps != 0 && s.schedule != "warm_up_stable_decay")
-    throw config_error("E-train-007", where, "decay_steps is ", s.decay_steps,
-                       ", which only schedule warm_up_stable_decay has");
   if (s.warm_up_steps + s.decay_steps > s.steps)
     throw config_error("E-train-008", where, "warm_up_steps ", s.warm_up_steps, " and decay_steps ",
                        s.decay_steps, " are more than steps ", s.steps);
@@ -24964,18 +25015,20 @@ struct run_state {
   std::string optimizer = "adamw";
   std::string data; ///< The corpus's fingerprint.
   index_t vocabulary = 0;
-  std::string layout; ///< What decides the rounding of sums over ranks (rounding_of in model_settings.hpp).
+  std::string layout; ///< What decides the rounding of sums over ranks (rounding_of in layout_settings.hpp).
+  std::string arithmetic; ///< What decides the rounding within a rank (`arithmetic` of the execution space).
 };
 
 /// Of the settings, those that decide the numbers: where a run lies and how often it speaks is not its state.
 inline io::json json_of(run_state const& s) {
-  return {{"format", "tessera run 2"},
+  return {{"format", "tessera run 3"},
           {"step", s.step},
           {"position", s.position},
           {"optimizer", s.optimizer},
           {"data", s.data},
           {"vocabulary", s.vocabulary},
           {"layout", s.layout},
+          {"arithmetic", s.arithmetic},
           {"settings", json_of(s.chosen, true)}};
 }
 
@@ -24983,8 +25036,8 @@ inline io::json json_of(run_state const& s) {
 inline run_state run_state_of(io::json const& object, std::string const& source, site where = site::here()) {
   try {
     io::json_reader read(object, source, where);
-    if (read.required<std::string>("format", where) != "tessera run 2")
-      throw io_error("E-train-050", where, source, " is of another format than \"tessera run 2\"");
+    if (read.required<std::string>("format", where) != "tessera run 3")
+      throw io_error("E-train-050", where, source, " is of another format than \"tessera run 3\"");
     run_state s;
     s.step = read.required<index_t>("step", where);
     s.position = read.required<index_t>("position", where);
@@ -24992,6 +25045,7 @@ inline run_state run_state_of(io::json const& object, std::string const& source,
     s.data = read.required<std::string>("data", where);
     s.vocabulary = read.required<index_t>("vocabulary", where);
     s.layout = read.required<std::string>("layout", where);
+    s.arithmetic = read.required<std::string>("arithmetic", where);
     read.section("settings", where);
     read.finish(where);
     s.chosen = settings_of(object.at("settings"), source + ": settings", where);
@@ -25014,22 +25068,26 @@ inline std::vector<run_difference> differences(run_state const& saved, run_state
   compare("data", saved.data, current.data);
   compare("optimizer", saved.optimizer, current.optimizer);
   compare("layout", saved.layout, current.layout);
+  compare("arithmetic", saved.arithmetic, current.arithmetic);
   for (auto const& f : fields)
     if (f.bound == binding::refused)
       compare(f.name, value_text(saved.chosen, f), value_text(current.chosen, f));
   return found;
 }
 
-/// Throws config_error that lists every difference that is not allowed, and one for an allowed name that does
-/// not exist.
+/// Throws config_error for a name that no difference has.
+inline void check_allowed(std::vector<std::string> const& allowed, site where = site::here()) {
+  for (auto const& name : allowed)
+    if (name != "data" && name != "optimizer" && name != "arithmetic") (void)field_of(name, where);
+}
+
+/// Throws config_error that lists every difference that is not allowed.
 inline void require_same(run_state const& saved, run_state const& current,
                          std::vector<std::string> const& allowed, std::string const& checkpoint,
                          site where = site::here()) {
   auto const is_allowed = [&](std::string const& name) {
     return std::find(allowed.begin(), allowed.end(), name) != allowed.end();
   };
-  for (auto const& name : allowed)
-    if (name != "data" && name != "optimizer") (void)field_of(name, where);
   std::string list, remedy;
   for (auto const& d : differences(saved, current)) {
     if (is_allowed(d.name)) continue;
@@ -25277,6 +25335,19 @@ inline std::string readable_checkpoint(std::string const& run, site where = site
   if (!found.checkpoint)
     throw io_error("E-train-063", where, run, " holds no checkpoint that can be read", refused);
   return found.checkpoint->path;
+}
+
+/// A model knows the tokens of the tokenizer that it was trained with. Throws config_error where a checkpoint
+/// holds another learnt tokenizer than `model`: another text teaches other pieces, and no allowed difference
+/// makes them the same.
+inline void require_tokenizer(std::string const& checkpoint, std::string_view model,
+                              site where = site::here()) {
+  auto const path = checkpoint + "/tokenizer.model";
+  auto const kept = io::file_exists(path);
+  if (kept ? io::mapped_file(path, where).text() != model : !model.empty())
+    throw config_error("E-train-065", where, "the run's tokenizer is not ", path,
+                       ", whose tokens the weights know; turn the new text into tokens with that one and use "
+                       "tokenizer 'tokens', or begin another run (--run)");
 }
 
 /// The state of a checkpoint. Throws io_error on all ranks if there is none.
@@ -25609,7 +25680,7 @@ inline corpus open_prepared(prepared_corpus const& prepared, settings const& s, 
 } // namespace detail
 
 /// Called by every rank of `comm`. Throws on all of them if the text is missing, empty or too short, or holds
-/// a token outside the vocabulary.
+/// a token outside the vocabulary, or is another one on another rank.
 template <comm::communicator Comm>
 corpus open_corpus(Comm& comm, settings const& s, site where = site::here()) {
   detail::prepared_corpus prepared;
@@ -25625,6 +25696,15 @@ corpus open_corpus(Comm& comm, settings const& s, site where = site::here()) {
   std::optional<corpus> opened;
   together(
       comm, [&] { opened.emplace(detail::open_prepared(prepared, s, where)); }, where);
+  auto const of_root = shared_text(comm, opened->fingerprint);
+  together(
+      comm,
+      [&] {
+        if (opened->fingerprint != of_root)
+          throw config_error("E-train-042", where, "rank ", comm.rank(), " finds other tokens in ",
+                             prepared.tokens, " than rank 0: the path must lead all ranks to the same file");
+      },
+      where);
   return std::move(*opened);
 }
 
@@ -25661,7 +25741,7 @@ corpus open_corpus(Comm& comm, settings const& s, site where = site::here()) {
 namespace tessera::inline TESSERA_ABI::train {
 
 struct sampling {
-  double temperature = 1; ///< Below 1: bolder; 0: always the most probable token.
+  double temperature = 1; ///< Below 1: likely tokens become likelier; 0: always the most probable token.
   index_t top_k = 0;      ///< 0: all tokens.
   double top_p = 1;       ///< In (0, 1]; 1: all tokens.
 };
@@ -26126,10 +26206,12 @@ double matrix_peak(Ex& ex, peak_options options = {}) {
 #endif
 /// metrics.csv: one row a step, appended as the run goes. Each row is one write of a whole line, so that a
 /// killed run leaves at most one cut line at the end. A resumed run drops what lies after the step that it
-/// resumes from, so that the file holds each step exactly once.
+/// resumes from, so that the file holds each step exactly once. Rows are on the disk after `sync`, which is
+/// called before a checkpoint that follows them is committed: its resumption finds every row up to its step.
 ///
 ///     metrics_file file("run/metrics.csv", resumed_step);
 ///     file.append({.step = 21, .tokens = 43008, .loss = 3.1, ...});
+///     file.sync();
 ///     auto rows = read_metrics("run/metrics.csv");
 #ifndef TESSERA_TRAIN_METRICS_HPP
 #define TESSERA_TRAIN_METRICS_HPP
@@ -26227,14 +26309,16 @@ inline std::string file_text_or_nothing(std::string const& path, site where) {
   }
   char piece[65536];
   for (std::size_t got; (got = std::fread(piece, 1, sizeof piece, file)) > 0;) text.append(piece, got);
+  auto const cause = std::ferror(file) != 0 ? errno : 0;
   std::fclose(file);
+  if (cause != 0) throw io_error("E-train-020", where, "cannot read ", path, ": ", std::strerror(cause));
   return text;
 }
 
 } // namespace detail
 
 /// The whole rows of a metrics file; a missing file has none. A line that a killed run cut is left out.
-/// Throws io_error for a file whose first line is not the header.
+/// Throws io_error for a file that cannot be read, or whose first line is not the header.
 inline std::vector<metrics_row> read_metrics(std::string const& path, site where = site::here()) {
   auto const text = detail::file_text_or_nothing(path, where);
   std::vector<metrics_row> rows;
@@ -26262,14 +26346,9 @@ public:
     auto text = detail::metrics_header();
     for (auto const& row : rows)
       if (row.step <= static_cast<double>(resumed_step)) text += detail::metrics_line(row);
-    // The kept rows are written beside the file and take its place in one step: a kill leaves one or the
-    // other.
-    auto const beside = path_ + ".new";
-    open(beside, O_CREAT | O_WRONLY | O_TRUNC, where);
-    write_all(text, where);
-    if (::fsync(descriptor_) != 0 || std::rename(beside.c_str(), path_.c_str()) != 0) fail("replace", where);
-    ::close(descriptor_);
-    open(path_, O_WRONLY | O_APPEND, where);
+    io::write_file(path_, text, where); // in one step: a kill leaves the old rows or the kept ones
+    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (descriptor_ < 0) fail("open", where);
   }
   metrics_file(metrics_file const&) = delete;
   metrics_file& operator=(metrics_file const&) = delete;
@@ -26277,25 +26356,29 @@ public:
     if (descriptor_ >= 0) ::close(descriptor_);
   }
 
+  /// Throws io_error for a row that cannot be written.
   void append(metrics_row const& row, site where = site::here()) {
-    write_all(detail::metrics_line(row), where);
-  }
-
-private:
-  [[noreturn]] void fail(char const* what, site where) const {
-    throw io_error("E-train-020", where, "cannot ", what, " ", path_, ": ", std::strerror(errno));
-  }
-  void open(std::string const& path, int flags, site where) {
-    descriptor_ = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
-    if (descriptor_ < 0) fail("open", where);
-  }
-  void write_all(std::string_view text, site where) {
-    while (!text.empty()) {
+    auto const line = detail::metrics_line(row);
+    for (std::string_view text = line; !text.empty();) {
       auto const written = ::write(descriptor_, text.data(), text.size());
       if (written < 0 && errno == EINTR) continue;
       if (written < 0) fail("write", where);
       text.remove_prefix(static_cast<std::size_t>(written));
     }
+  }
+
+  /// Waits until the rows are on the disk. Throws io_error where they cannot come there.
+  void sync(site where = site::here()) {
+    while (::fsync(descriptor_) != 0) {
+      if (errno == EINTR) continue;
+      if (errno == EINVAL || errno == ENOTSUP) return; // a file system that has no notion of it
+      fail("bring to the disk", where);
+    }
+  }
+
+private:
+  [[noreturn]] void fail(char const* what, site where) const {
+    throw io_error("E-train-020", where, "cannot ", what, " ", path_, ": ", std::strerror(errno));
   }
 
   std::string path_;
@@ -26365,8 +26448,83 @@ inline double operations_per_token(nn::transformer_config const& config,
 } // namespace tessera::inline TESSERA_ABI::train
 
 #endif
-/// One line about where a run stands. On a terminal the line is redrawn in place; in a log each line stands
-/// by itself, every so many steps.
+/// A rank's share of the machine that it runs on, where other ranks may run too: which of them it is, and how
+/// many cores it may keep busy.
+///
+///     auto const share = train::node_share_of(comm);
+///     exec::host ex({.threads = share.cores});
+///     exec::cuda gpu({.device = share.rank % exec::cuda_devices()});
+///
+/// A core is divided among the ranks that may run on it. So a launcher that binds each rank to cores of its
+/// own and one that binds nothing are both understood, on one machine and on many.
+#ifndef TESSERA_TRAIN_NODE_SHARE_HPP
+#define TESSERA_TRAIN_NODE_SHARE_HPP
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include <sched.h>
+#include <unistd.h>
+
+namespace tessera::inline TESSERA_ABI::train {
+
+struct node_share {
+  int rank = 0;  ///< Among the ranks of this machine, in the order of ranks.
+  int ranks = 1; ///< On this machine.
+  int cores = 1; ///< At least one.
+};
+
+namespace detail {
+
+/// What a rank tells the others.
+struct node_place {
+  char name[64] = {}; ///< Of the machine.
+  cpu_set_t cores{};  ///< Those that the rank may run on.
+};
+
+inline node_place place_here() {
+  node_place here;
+  ::gethostname(here.name, sizeof here.name - 1);
+  if (::sched_getaffinity(0, sizeof here.cores, &here.cores) != 0) { // a machine of more than 1024 cores
+    auto const all = std::min<std::size_t>(std::thread::hardware_concurrency(), CPU_SETSIZE);
+    for (std::size_t core = 0; core < all; ++core) CPU_SET(core, &here.cores);
+  }
+  return here;
+}
+
+inline node_share share_of(int rank, std::vector<node_place> const& places) {
+  auto const& mine = places[static_cast<std::size_t>(rank)];
+  auto const is_here = [&](node_place const& other) { return std::strcmp(other.name, mine.name) == 0; };
+  node_share share{narrow<int>(std::count_if(places.begin(), places.begin() + rank, is_here)),
+                   narrow<int>(std::count_if(places.begin(), places.end(), is_here))};
+  auto cores = 1e-6; // sums of thirds are not exact
+  for (std::size_t core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &mine.cores))
+      cores += 1.0 / static_cast<double>(std::count_if(places.begin(), places.end(), [&](auto const& other) {
+                 return is_here(other) && CPU_ISSET(core, &other.cores);
+               }));
+  share.cores = std::max(1, narrow<int>(static_cast<index_t>(cores)));
+  return share;
+}
+
+} // namespace detail
+
+/// Called by every rank of `comm`. Cost: one all_gather of 192 bytes a rank.
+template <comm::communicator Comm>
+node_share node_share_of(Comm& comm) {
+  std::vector<detail::node_place> places(static_cast<std::size_t>(comm.size()));
+  auto const here = detail::place_here();
+  comm.all_gather(std::as_writable_bytes(std::span(places)), std::as_bytes(std::span(&here, 1)));
+  return detail::share_of(comm.rank(), places);
+}
+
+} // namespace tessera::inline TESSERA_ABI::train
+
+#endif
+/// One line about where a run stands, what matters most first. On a terminal the line is redrawn in place,
+/// cut to the terminal's width; in a log each line stands by itself, whole, every so many steps.
 ///
 ///     progress shown(stderr, {.terminal = isatty(2), .every = 10});
 ///     shown.show({.step = 20, .steps = 100, .loss = 3.2, ...});
@@ -26376,8 +26534,11 @@ inline double operations_per_token(nn::transformer_config const& config,
 
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <string_view>
+
+#include <sys/ioctl.h>
 
 namespace tessera::inline TESSERA_ABI::train {
 
@@ -26422,26 +26583,40 @@ inline std::string rate_text(double value) {
   return text;
 }
 
-inline std::string progress_line(progress_values const& v) {
+/// The values that fit into `columns`, in the order of their weight: none stands there by half. All of it is
+/// ASCII, a byte a column.
+inline std::string progress_line(progress_values const& v, std::size_t columns = std::string::npos) {
   auto const steps = std::to_string(v.steps);
   char text[256];
-  std::snprintf(text, sizeof text, "step %*lld/%s  loss %.4f", narrow<int>(steps.size()),
-                static_cast<long long>(v.step), steps.c_str(), v.loss);
-  std::string line = text;
+  std::snprintf(text, sizeof text, "step %*lld/%s", narrow<int>(steps.size()), static_cast<long long>(v.step),
+                steps.c_str());
+  auto line = std::string(text).substr(0, columns);
+  auto full = false;
+  auto const add = [&] { // what is in `text`, if all before it fitted
+    full = full || line.size() + std::strlen(text) > columns;
+    if (!full) line += text;
+  };
+  std::snprintf(text, sizeof text, "  loss %.4f", v.loss);
+  add();
+  std::snprintf(text, sizeof text, "  left %s", duration_text(v.seconds_left).c_str());
+  add();
   if (v.validation_loss >= 0) {
     std::snprintf(text, sizeof text, "  val %.4f", v.validation_loss);
-    line += text;
+    add();
   }
-  std::snprintf(text, sizeof text, "  lr %.2e  norm %.2f  %s tok/s", v.learning_rate, v.gradient_norm,
-                rate_text(v.tokens_per_second).c_str());
-  line += text;
+  std::snprintf(text, sizeof text, "  %s tok/s", rate_text(v.tokens_per_second).c_str());
+  add();
+  std::snprintf(text, sizeof text, "  lr %.2e", v.learning_rate);
+  add();
+  std::snprintf(text, sizeof text, "  norm %.2f", v.gradient_norm);
+  add();
   if (v.peak_share > 0) {
     std::snprintf(text, sizeof text, "  peak %.0f%%", 100 * v.peak_share);
-    line += text;
+    add();
   }
-  std::snprintf(text, sizeof text, "  comm %.0f%%  left %s", 100 * v.communication_share,
-                duration_text(v.seconds_left).c_str());
-  return line + text;
+  std::snprintf(text, sizeof text, "  comm %.0f%%", 100 * v.communication_share);
+  add();
+  return line;
 }
 
 struct progress_options {
@@ -26449,6 +26624,7 @@ struct progress_options {
   index_t every =
       1; ///< Without a terminal: print each step that is a multiple of it, the first and the last.
   bool silent = false; ///< Nothing at all: for the ranks that do not speak.
+  int columns = 0;     ///< Of the terminal; 0: those it has when a line is drawn, or 80 if it does not say.
 };
 
 class progress {
@@ -26461,12 +26637,13 @@ public:
 
   void show(progress_values const& values) {
     if (options_.silent) return;
-    auto const line = progress_line(values);
     if (options_.terminal) {
-      std::fprintf(out_, "\r\x1b[K%s", line.c_str()); // back to the first column, clear, draw
+      // Back to the first column, clear, draw. The last column stays free: some terminals go to the next line
+      // as soon as it is filled.
+      std::fprintf(out_, "\r\x1b[K%s", progress_line(values, columns() - 1).c_str());
       drawn_ = true;
     } else if (!spoken_ || values.step % options_.every == 0 || values.step == values.steps) {
-      std::fprintf(out_, "%s\n", line.c_str());
+      std::fprintf(out_, "%s\n", progress_line(values).c_str());
       spoken_ = true;
     }
     std::fflush(out_);
@@ -26488,6 +26665,12 @@ public:
   }
 
 private:
+  std::size_t columns() const {
+    if (options_.columns > 0) return static_cast<std::size_t>(options_.columns);
+    winsize size{};
+    return ::ioctl(::fileno(out_), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : std::size_t{80};
+  }
+
   std::FILE* out_;
   progress_options options_;
   bool drawn_ = false;
@@ -26500,8 +26683,9 @@ private:
 /// What a run leaves to be read: `summary.json`, and a table of memory by kind beside what the formula of
 /// ZeRO (Rajbhandari et al., 2020) says it must be.
 ///
-///     auto const expected = zero_formula(parameters, {.ranks = 2, .zero = 1, .weight_bytes = 2, .state_bytes
-///     = 12}); std::puts(memory_table(peaks, expected).c_str());
+///     auto const expected =
+///         zero_formula(parameters, {.ranks = 2, .zero = 1, .weight_bytes = 2, .state_bytes = 12});
+///     std::puts(memory_table(peaks, expected).c_str());
 #ifndef TESSERA_TRAIN_SUMMARY_HPP
 #define TESSERA_TRAIN_SUMMARY_HPP
 
@@ -26567,7 +26751,7 @@ inline std::string memory_table(bytes_by_kind const& peaks, bytes_by_kind const&
 ///     sample_rows<Ex> rows(ex, 8, sequence_length, group.positions(sequence_length), local_length);
 ///     rows.fill(dataset, 0, sample);                     // row 0
 ///     rows.upload(ex);
-///     model.step(ex, [&](layout::range samples) { return rows.of(samples, first); }, ...);
+///     rows.tokens({0, 1});  rows.targets({0, 1});        // views that a model takes
 #ifndef TESSERA_TRAIN_SAMPLE_ROWS_HPP
 #define TESSERA_TRAIN_SAMPLE_ROWS_HPP
 
@@ -26619,12 +26803,13 @@ private:
 ///
 ///     exec::host ex({.threads = 2});
 ///     train::trainer<comm::mpi, exec::host, bf16> trainer(comm, ex, settings, {.out = stderr});
-///     trainer.run();                                   // to the last step, then the report in the run's
-///     folder
+///     trainer.run();                                   // to the last step
+///     train::report(trainer, stdout, "mpi");           // train/report.hpp: what the run's folder ends with
 ///
 /// Called by every rank of `comm`. Every decision (stop, save, refuse) is made from values that are the same
-/// on all ranks, or is agreed upon first, so that an error on one rank ends all of them. Exists under
-/// TESSERA_WITH_JSON, TESSERA_WITH_XXHASH and TESSERA_WITH_SENTENCEPIECE.
+/// on all ranks, or is agreed upon first, so that an error on one rank ends all of them. A run's folder is
+/// one program's at a time, and all ranks see it. Exists under TESSERA_WITH_JSON, TESSERA_WITH_XXHASH and
+/// TESSERA_WITH_SENTENCEPIECE.
 #ifndef TESSERA_TRAIN_TRAINER_HPP
 #define TESSERA_TRAIN_TRAINER_HPP
 
@@ -26656,7 +26841,8 @@ public:
         shown_(options.out, {.terminal = options.terminal,
                              .every = settings_.log_every,
                              .silent = options.out == nullptr || comm.rank() != 0}),
-        text_(open_corpus(comm, settings_, where)), order_(text_.training.size(), {.seed = seed()}),
+        lock_(run_to_itself(where)), text_(open_corpus(comm, settings_, where)),
+        order_(text_.training.size(), {.seed = seed()}),
         model_(comm, ex, model_config(settings_, text_.vocabulary), layout_of(settings_, where),
                {.batch = settings_.batch,
                 .optimizer = adamw_options(settings_),
@@ -26664,8 +26850,8 @@ public:
                 .meter = &memory_},
                where),
         alone_(model_.mesh().along(partition::axis_set()), {}), whole_(whole_model_here()),
-        rate_(schedule_options(settings_)), step_rows_(rows(share().size())),
-        evaluation_rows_(rows(model_.layout().micro_batch)) {
+        rate_(schedule_options(settings_)), arithmetic_(shared_text(comm, ex.arithmetic())),
+        step_rows_(rows(share().size())), evaluation_rows_(rows(model_.layout().micro_batch)) {
     for (auto* group : model_.communicators()) group->meter().time_calls(true);
     model_.initialise(ex_, seed());
     resume(where);
@@ -26688,6 +26874,7 @@ public:
       if (last || due(settings_.checkpoint_every)) save(where);
     }
     if (validation_.count == 0) validation_ = validate(0, where);
+    if (checkpoint_.empty()) save(where); // of a run without steps
     shown_.end_line();
   }
 
@@ -26729,9 +26916,31 @@ private:
   /// The settings, once it is certain that they are possible and the same on every rank.
   static settings agreed(Comm& comm, settings chosen, site where) {
     together(
-        comm, [&] { check(chosen, where); }, where);
+        comm,
+        [&] {
+          check(chosen, where);
+          check_allowed(chosen.allow_difference, where);
+        },
+        where);
     require_agreement(comm, chosen, where);
     return chosen;
+  }
+
+  /// On rank 0: makes the run's folder, if there is data to learn from, and keeps other programs out of it.
+  std::optional<io::folder_lock> run_to_itself(site where) {
+    std::optional<io::folder_lock> lock;
+    on_root(
+        comm_,
+        [&] {
+          (void)io::mapped_file(settings_.data, where);
+          io::make_folders(settings_.run, where);
+          lock.emplace(settings_.run, io::folder_lock_options{.patience = 2, .required = false}, where);
+          if (!lock->held())
+            shown_.note("this file system has no locks: see to it that no other program uses " +
+                        settings_.run);
+        },
+        where);
+    return lock;
   }
 
   whole_model whole_model_here() {
@@ -26780,11 +26989,12 @@ private:
 
   run_state state() const {
     return {.step = step_,
-            .position = step_ * settings_.batch,
+            .position = first_position_ + step_ * settings_.batch,
             .chosen = settings_,
             .data = text_.fingerprint,
             .vocabulary = text_.vocabulary,
-            .layout = rounding_of(model_.layout())};
+            .layout = rounding_of(model_.layout()),
+            .arithmetic = arithmetic_};
   }
 
   void resume(site where) {
@@ -26792,7 +27002,12 @@ private:
     if (!checkpoint.empty()) {
       auto const saved = read_state(comm_, checkpoint, where);
       together(
-          comm_, [&] { require_same(saved, state(), settings_.allow_difference, checkpoint, where); }, where);
+          comm_,
+          [&] {
+            require_same(saved, state(), settings_.allow_difference, checkpoint, where);
+            require_tokenizer(checkpoint, text_.tokenizer.model(), where);
+          },
+          where);
       load_checkpoint<T>(comm_, ex_, checkpoint, whole_, parts(), where);
       checkpoint_ = checkpoint;
       step_ = saved.step;
@@ -26802,7 +27017,6 @@ private:
     on_root(
         comm_,
         [&] {
-          io::make_folders(settings_.run, where);
           io::remove_leftovers(settings_.run, where); // a killed run's
           io::write_json(settings_.run + "/settings.json", json_of(settings_), where);
           metrics_.emplace(metrics_path(), step_, where);
@@ -26840,7 +27054,8 @@ private:
     auto const seconds = seconds_since(start);
     auto const per_second = done.loss.count / seconds;
     return {.step = static_cast<double>(step_),
-            .tokens = static_cast<double>(step_ * settings_.batch * settings_.sequence_length),
+            .tokens =
+                static_cast<double>((first_position_ + step_ * settings_.batch) * settings_.sequence_length),
             .loss = mean,
             .learning_rate = learning_rate,
             .gradient_norm = done.gradient_norm,
@@ -26876,6 +27091,8 @@ private:
   }
 
   void save(site where) {
+    on_root(
+        comm_, [&] { metrics_->sync(where); }, where);
     checkpoint_ =
         save_checkpoint<T>(comm_, ex_, checkpoints(), state(), whole_, parts(),
                            {.keep = settings_.keep, .tokenizer_model = text_.tokenizer.model()}, where);
@@ -26905,12 +27122,14 @@ private:
   trainer_options options_;
   progress shown_;
   memory_meter memory_;
+  std::optional<io::folder_lock> lock_; ///< On rank 0.
   corpus text_;
   data::sampler order_;
   model_type model_;
   partition::mesh<Comm> alone_; ///< Of this rank.
   whole_model whole_;
   optim::schedule rate_;
+  std::string arithmetic_; ///< Of rank 0.
   sample_rows<Ex> step_rows_, evaluation_rows_;
   std::optional<metrics_file> metrics_; ///< On rank 0.
   std::string checkpoint_;
@@ -26930,7 +27149,7 @@ private:
 /// ZeRO formula, and a sample of text.
 ///
 ///     trainer.run();
-///     train::report(trainer, stdout);          // called by every rank; rank 0 writes
+///     train::report(trainer, stdout, "mpi");   // called by every rank; rank 0 writes
 #ifndef TESSERA_TRAIN_REPORT_HPP
 #define TESSERA_TRAIN_REPORT_HPP
 

@@ -159,6 +159,7 @@
 #include <tessera/train/metrics.hpp>
 #include <tessera/train/model_parts.hpp>
 #include <tessera/train/model_settings.hpp>
+#include <tessera/train/node_share.hpp>
 #include <tessera/train/progress.hpp>
 #include <tessera/train/report.hpp>
 #include <tessera/train/run_state.hpp>

@@ -79,6 +79,7 @@ TEST_CASE("checkpoints are listed by their steps; nothing else counts as one") {
   test::put(folder / "step-00000009", "a file");
   CHECK(steps_in(folder.path()) == steps{0, 2, 10, 123456789});
   CHECK(io::latest_commit(folder.path()).checkpoint->step == 123456789);
+  CHECK(io::latest_commit(folder.path()).refused.empty());
 }
 
 TEST_CASE("what is not committed leaves nothing, and does not touch what is there") {
@@ -155,6 +156,10 @@ TEST_CASE("the latest checkpoint is the newest that is whole; why newer ones are
   latest = io::latest_commit(folder.path());
   CHECK_FALSE(latest.checkpoint.has_value());
   CHECK(latest.refused.size() == 3);
+  io::remove_all(folder / "step-00000003/manifest.json");
+  latest = io::latest_commit(folder.path());
+  REQUIRE(latest.refused.size() == 3);
+  CHECK(latest.refused[0].find("step-00000003/manifest.json") != std::string::npos);
 }
 
 TEST_CASE("any altered byte of any file of a checkpoint is found, and the file is named") {

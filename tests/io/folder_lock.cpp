@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <optional>
+#include <thread>
 
 #include <sys/wait.h>
 
@@ -20,7 +21,8 @@ TEST_CASE("a folder has one lock at a time") {
   CHECK(second.id == "E-io-039");
   CHECK(second.says(folder.path()));
   first.reset();
-  io::folder_lock const again(folder.path());
+  io::folder_lock const again(folder.path(), {.required = false});
+  CHECK(again.held());
 }
 
 TEST_CASE("the lock of a killed program is free") {
@@ -44,6 +46,17 @@ TEST_CASE("the lock of a killed program is free") {
   io::folder_lock const lock(folder.path());
   ::close(ready[0]);
   ::close(ready[1]);
+}
+
+TEST_CASE("the lock of a program that ends soon is waited for") {
+  test::temporary_folder const folder;
+  std::optional<io::folder_lock> first;
+  first.emplace(folder.path());
+  std::jthread const ends([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    first.reset();
+  });
+  io::folder_lock const second(folder.path(), {.patience = 30});
 }
 
 TEST_CASE("a folder that is not there cannot be locked") {

@@ -3,6 +3,7 @@
 # timeout: 300
 """Whatever is wrong with what the trainer is given: it ends with a message that says so, with an exit status that is
 not zero, without hanging, on one process and on two, and without harming the checkpoints that are there."""
+import fcntl
 import json
 import os
 import pathlib
@@ -148,6 +149,10 @@ for manner in MANNERS:
     if snapshot(spoilt / "checkpoints") != before:
         failures.append(f"damaged checkpoints were not left as they were, {manner}")
 
+    with open(spoilt / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        expect(f"a run that another program works on, {manner}", run(manner, {**same, "steps": 6}), "E-io-039")
+
     # A disk that fills up in the middle of the second checkpoint: the first stays, and with more room the run goes
     # on from it. The disk is a small one in memory, which needs the right to mount in a namespace of one's own.
     full = scratch / f"full-{manner}"
@@ -175,6 +180,13 @@ for manner in MANNERS:
 done = launch(["mpiexec", "-n", "1", program, *arguments({**SMALL, "data": text, "run": scratch / "x"}), ":",
                "-n", "1", program, *arguments({**SMALL, "data": text, "run": scratch / "x", "layers": 2})])
 expect("ranks that disagree", done, "E-train-041", "layers 2", "rank 0: layers 1")
+for part, last in (("first", 48), ("second", 49)):
+    (scratch / part).mkdir()
+    (scratch / part / "tokens.bin").write_bytes(shard + struct.pack("<4000H", *[i % 50 for i in range(3999)], last))
+tokens = {**SMALL, "data": "tokens.bin", "tokenizer": "tokens", "vocabulary": 50, "run": scratch / "x"}
+done = launch(["mpiexec", "-n", "1", "-wdir", scratch / "first", program, *arguments(tokens), ":",
+               "-n", "1", "-wdir", scratch / "second", program, *arguments(tokens)])
+expect("ranks that find different data", done, "E-train-042", "rank 1", "tokens.bin")
 expect("thread ranks under mpiexec", launch(["mpiexec", "-n", "2", program, "--ranks", "2",
                                              *arguments({**SMALL, "data": text, "run": scratch / "x"})]), "E-train-007", "mpiexec")
 

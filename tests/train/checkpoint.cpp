@@ -285,3 +285,16 @@ TEST_CASE("a reader gets the newest whole checkpoint of a run, or the one it nam
   CHECK(refused("run").says("step-00000001/state.json"));
   CHECK(io::folder_exists(folder / "run/checkpoints/.step-00000003.pending"));
 }
+
+TEST_CASE("weights go on with the tokenizer that they were trained with alone") {
+  test::temporary_folder folder;
+  train::require_tokenizer(folder.path(), "");
+  auto const refused = [&](std::string_view model) {
+    return test::error_of<config_error>([&] { train::require_tokenizer(folder.path(), model); }).id;
+  };
+  CHECK(refused("pieces") == "E-train-065");
+  test::put(folder / "tokenizer.model", "pieces");
+  train::require_tokenizer(folder.path(), "pieces");
+  CHECK(refused("other pieces") == "E-train-065");
+  CHECK(refused("") == "E-train-065");
+}

@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <support/thrown.hpp>
+
 #include <tessera/train/run_state.hpp>
 
 using namespace tessera;
@@ -15,6 +17,7 @@ run_state example() {
   s.data = "0123456789abcdef";
   s.vocabulary = 256;
   s.layout = "data 2, zero 1";
+  s.arithmetic = "oneDNN products, 2 threads";
   return s;
 }
 
@@ -36,7 +39,7 @@ TEST_CASE("a state written as JSON reads back the same") {
 }
 
 TEST_CASE("what is not a state is an io_error that names the file") {
-  for (auto const* text : {"[]", "{}", R"({"format": "tessera run 1"})", R"({"format": "tessera run 2"})"}) {
+  for (auto const* text : {"[]", "{}", R"({"format": "tessera run 1"})", R"({"format": "tessera run 3"})"}) {
     try {
       train::run_state_of(io::parse_json(text, "x"), "run/state.json");
       FAIL(text);
@@ -76,17 +79,23 @@ TEST_CASE("other data and another layout are refused, and all differences are li
   auto other = example();
   other.data = "fedcba9876543210";
   other.layout = "data 3, zero 1";
+  other.arithmetic = "oneDNN products, 3 threads";
   other.chosen.learning_rate = 0.5;
   auto const text = refusal(other);
   CHECK(text.find("data: 0123456789abcdef there, fedcba9876543210 here") != std::string::npos);
   CHECK(text.find("layout: data 2, zero 1 there, data 3, zero 1 here") != std::string::npos);
   CHECK(text.find("learning_rate: 0.001 there, 0.5 here") != std::string::npos);
-  auto const rest = refusal(other, {"data", "layout"});
+  CHECK(text.find("arithmetic: oneDNN products, 2 threads there, oneDNN products, 3 threads here") !=
+        std::string::npos);
+  auto const rest = refusal(other, {"data", "layout", "arithmetic"});
   CHECK(rest.find("layout:") == std::string::npos);
   CHECK(rest.find("learning_rate") != std::string::npos);
-  CHECK(refusal(other, {"data", "layout", "learning_rate"}).empty());
+  CHECK(refusal(other, {"data", "layout", "arithmetic", "learning_rate"}).empty());
 }
 
 TEST_CASE("an allowed difference that does not exist is an error") {
-  CHECK(refusal(example(), {"learningrate"}).find("learning_rate") != std::string::npos);
+  CHECK(test::error_of<config_error>([] {
+          train::check_allowed({"data", "learningrate"});
+        }).says("learning_rate"));
+  train::check_allowed({"data", "optimizer", "arithmetic", "layout", "learning_rate"});
 }

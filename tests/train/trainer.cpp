@@ -137,6 +137,41 @@ TEST_CASE(
     CHECK(others.rows[i].loss == doctest::Approx(whole.rows[i].loss).epsilon(1e-5));
 }
 
+TEST_CASE(
+    "after an allowed change of the batch a run goes on where its samples ended, however often it stops") {
+  test::temporary_folder folder;
+  put_text(folder);
+  auto s = small(folder, "run");
+  s.allow_difference = {"steps", "batch"};
+  index_t samples = 0;
+  s.steps = 0;
+  for (index_t batch : {4, 8, 8, 6}) {
+    CAPTURE(samples);
+    s.steps += 3;
+    s.batch = batch;
+    samples += 3 * batch;
+    auto const done = train_on(2, s);
+    auto const state = io::read_json(io::commits_in(s.run + "/checkpoints").back().path + "/state.json");
+    CHECK(state.at("position") == samples);
+    REQUIRE(done.rows.size() == static_cast<std::size_t>(s.steps));
+    CHECK(done.rows.back().tokens == static_cast<double>(samples * s.sequence_length));
+  }
+}
+
+TEST_CASE(
+    "a run without steps leaves its starting weights, and ranks that share a step spend time in messages") {
+  test::temporary_folder folder;
+  put_text(folder);
+  auto s = small(folder, "run");
+  s.steps = s.warm_up_steps = 0;
+  CHECK(train_on(1, s).weights.size() > 4);
+  s = small(folder, "two");
+  for (auto const& row : train_on(2, s).rows) {
+    CHECK(row.communication_share > 0);
+    CHECK(row.communication_share < 1);
+  }
+}
+
 TEST_CASE("a run goes on under another layout from where the first one stopped") {
   test::temporary_folder folder;
   put_text(folder);

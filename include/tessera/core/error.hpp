@@ -2,8 +2,7 @@
 /// listed in docs/troubleshooting.md) and a message that says what was expected, what came, where, and what
 /// to do.
 ///
-///     throw size_error("E-ops-001", site::here(), "layer_norm: gain has ", n, " elements, rows have ",
-///     width);
+///     throw size_error("E-ops-001", site::here(), "gain has ", n, " elements, rows have ", width);
 #ifndef TESSERA_CORE_ERROR_HPP
 #define TESSERA_CORE_ERROR_HPP
 

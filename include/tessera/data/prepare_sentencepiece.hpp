@@ -1,8 +1,8 @@
 /// Trains a sentencepiece tokenizer on a text file, once: the model is kept, and used again as long as the
 /// text and the options are the same.
 ///
-///     auto const tokenizer = data::prepare_sentencepiece("bible.txt", "run/tokenizer.model",
-///     {.vocabulary_size = 2048});
+///     auto const tokenizer =
+///         data::prepare_sentencepiece("bible.txt", "run/tokenizer.model", {.vocabulary_size = 2048});
 ///
 /// One process prepares; others load the model afterwards. Exists under TESSERA_WITH_SENTENCEPIECE,
 /// TESSERA_WITH_JSON and TESSERA_WITH_XXHASH.

@@ -101,6 +101,10 @@ public:
   std::string description() const {
     return tessera::text_of("CUDA device ", options_.device, ", ", multiprocessors_, " multiprocessors");
   }
+  /// What decides how results are rounded: cuBLASLt chooses its kernels by the device.
+  std::string arithmetic() const {
+    return tessera::text_of("cuBLASLt products, multiprocessors ", multiprocessors_);
+  }
   index_t workspace_bytes() const noexcept { return options_.workspace_bytes; }
 
   /// Waits until everything in the stream has finished, then reports what kernels found wrong.

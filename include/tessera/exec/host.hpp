@@ -68,6 +68,13 @@ public:
     return tessera::text_of(threads_, threads_ == 1 ? " thread, " : " threads, ", Product::name, " products");
   }
 
+  /// What decides how results are rounded: oneDNN divides sums by its threads, our own loops do not.
+  std::string arithmetic() const {
+    auto const products = tessera::text_of(Product::name, " products");
+    return std::same_as<Product, portable_product> ? products
+                                                   : tessera::text_of(products, ", threads ", threads_);
+  }
+
   /// Host operations have finished when they return.
   void synchronize() noexcept {}
 

@@ -1,8 +1,8 @@
 /// Scratch memory of the operations named by `Tag`, kept in a handle of the space: it grows at first use,
 /// then stays, so that nothing is allocated in the steady state.
 ///
-///     auto* sums = ex.template handle<exec::scratch<my_operation, memory>>().template take<double>(n,
-///     where);
+///     auto& room = ex.template handle<exec::scratch<my_operation, memory>>();
+///     double* sums = room.template take<double>(n, where);
 #ifndef TESSERA_EXEC_SCRATCH_HPP
 #define TESSERA_EXEC_SCRATCH_HPP
 

@@ -117,16 +117,26 @@ private:
   std::vector<file_record> tensors_;
 };
 
-/// All checkpoints of a folder by step, oldest first; none if there is no such folder. Only their names and
-/// the presence of a manifest are looked at.
-inline std::vector<committed> commits_in(std::string const& folder, site where = site::here()) {
+namespace detail {
+
+/// All folders that bear the name of a checkpoint, by step, oldest first.
+inline std::vector<committed> named_as_commits(std::string const& folder, site where) {
   std::vector<committed> found;
   if (!folder_exists(folder)) return found;
   for (auto const& name : names_in(folder, where))
-    if (auto const step = detail::step_of(name);
-        step >= 0 && file_exists(folder + "/" + name + "/manifest.json"))
+    if (auto const step = step_of(name); step >= 0 && folder_exists(folder + "/" + name))
       found.push_back({step, folder + "/" + name});
   std::sort(found.begin(), found.end(), [](auto const& a, auto const& b) { return a.step < b.step; });
+  return found;
+}
+
+} // namespace detail
+
+/// All checkpoints of a folder by step, oldest first; none if there is no such folder. Only their names and
+/// the presence of a manifest are looked at.
+inline std::vector<committed> commits_in(std::string const& folder, site where = site::here()) {
+  auto found = detail::named_as_commits(folder, where);
+  std::erase_if(found, [](auto const& c) { return !file_exists(c.path + "/manifest.json"); });
   return found;
 }
 
@@ -165,10 +175,11 @@ struct latest_found {
   std::vector<std::string> refused;    ///< Why each newer one is not it: to be shown to the user.
 };
 
-/// Looks for the newest checkpoint that verifies.
+/// Looks for the newest checkpoint that verifies. One without a manifest was damaged by somebody: none is
+/// ever committed without it.
 inline latest_found latest_commit(std::string const& folder, site where = site::here()) {
   latest_found result;
-  auto const all = commits_in(folder, where);
+  auto const all = detail::named_as_commits(folder, where);
   for (auto checkpoint = all.rbegin(); checkpoint != all.rend() && !result.checkpoint; ++checkpoint) {
     try {
       verify(*checkpoint, where);

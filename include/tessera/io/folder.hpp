@@ -26,12 +26,18 @@ inline bool folder_exists(std::string const& path) noexcept {
   return ::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
 }
 
-/// Makes the folder and those above it; one that is there already is fine.
+/// Makes the folder and those above it; one that is there already is fine. The names of those that were made
+/// are on the disk afterwards, unless this user may not read the folder that they stand in, which syncing
+/// needs. Cost: one sync for each folder made.
 inline void make_folders(std::string const& path, site where = site::here()) {
   if (path.empty() || folder_exists(path)) return;
-  if (auto const above = detail::folder_of(path); above != path) make_folders(above, where);
-  if (::mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && folder_exists(path)))
+  auto const above = detail::folder_of(path);
+  if (above != path) make_folders(above, where);
+  if (::mkdir(path.c_str(), 0777) != 0) {
+    if (errno == EEXIST && folder_exists(path)) return;
     detail::fail("E-io-006", where, "make the folder", path, errno);
+  }
+  if (::access(above.c_str(), R_OK) == 0) detail::sync_path(above, where);
 }
 
 /// The names in a folder, sorted; without "." and "..".

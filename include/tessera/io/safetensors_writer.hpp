@@ -1,8 +1,9 @@
 /// Writes a safetensors file tensor by tensor: the header is known in advance, so that no tensor needs to be
 /// held in memory beside the others, and a tensor may come in pieces (the shards of several ranks).
 ///
-///     io::safetensors_writer file("model.safetensors", {{"w", io::dtype::f32, {2, 3}}, {"b", io::dtype::f32,
-///     {3}}}); for (auto const& entry : file.entries())      // the order of the data: by type, then by name
+///     io::safetensors_writer file("model.safetensors",
+///                                 {{"w", io::dtype::f32, {2, 3}}, {"b", io::dtype::f32, {3}}});
+///     for (auto const& entry : file.entries())       // the order of the data: by type, then by name
 ///       file.write(entry.name, bytes_of(entry.name));
 ///     auto const records = file.commit();            // name, place and checksum of every tensor
 ///

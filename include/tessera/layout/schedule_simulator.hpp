@@ -1,8 +1,8 @@
 /// Checks a pipeline schedule before it runs, and says when each action would happen.
 ///
 ///     auto plan = make_schedule(schedule_kind::zero_bubble, {.stages = 4, .micro_batches = 8});
-///     auto run = simulate(plan, schedule_durations{.forward = 1, .backward_input = 1, .backward_weights =
-///     1}); run.bubble_share();  run.most_live(stage);  run.stages[stage][i].begin;
+///     auto run = simulate(plan, schedule_durations{.forward = 1});
+///     run.bubble_share();  run.most_live(stage);  run.stages[stage][i].begin;
 ///
 /// Messages are as the runner's: a stage goes on after a send, as long as no more than `in_flight` of its
 /// messages of that kind to that stage are not yet received; a receive waits for its message. A list that
@@ -12,7 +12,7 @@
 #ifndef TESSERA_LAYOUT_SCHEDULE_SIMULATOR_HPP
 #define TESSERA_LAYOUT_SCHEDULE_SIMULATOR_HPP
 
-#include <concepts>
+#include <type_traits>
 
 #include <tessera/core/extents.hpp>
 #include <tessera/layout/schedule.hpp>
@@ -44,9 +44,7 @@ struct schedule_durations {
 
 /// duration(stage, action); of a send it is the time that the message travels, of a receive it is not asked.
 template <class F>
-concept action_durations = std::invocable<F const&, int, action> &&
-                           std::convertible_to < std::invoke_result_t<F const&, int, action>,
-double > ;
+concept action_durations = std::is_invocable_r_v<double, F const&, int, action>;
 
 struct timed_action {
   action what;

@@ -4,9 +4,8 @@
 /// moving parameters needs no word in any layer. nn/model.hpp is the plainest runner:
 ///
 ///     stream<Ex, T> s{.tokens = tokens, .targets = targets};
-///     for (i = 0, 1, ...) units[i]->forward(ex, blocks[i], s, memory, pass);         // then the loss is
-///     there for (i = last, ..., 0) units[i]->backward(ex, blocks[i], s, memory, pass);     // and
-///     gradients[i]
+///     for (i = 0, 1, ...) units[i]->forward(ex, blocks[i], s, memory, pass);         // then there is a loss
+///     for (i = last, ..., 0) units[i]->backward(ex, blocks[i], s, memory, pass);     // and gradients
 #ifndef TESSERA_NN_UNIT_HPP
 #define TESSERA_NN_UNIT_HPP
 

@@ -3,8 +3,7 @@
 ///
 ///     auto loss = ops::cross_entropy(ex, logits, losses, targets, {.write_gradient = true});
 ///     loss.sum / loss.count;   // mean negative log likelihood in nats, once all parts are added up
-///     ops::cross_entropy(ex, logits, losses, targets, {.totals = totals});   // totals += {sum, count}, no
-///     wait
+///     ops::cross_entropy(ex, logits, losses, targets, {.totals = totals});   // += {sum, count}, no wait
 ///
 /// With p = softmax(x), t the target and s the label smoothing over V classes, a row's loss is
 ///     log(sum exp x) - (1 - s) x_t - s mean(x) + z_loss * log(sum exp x)^2,

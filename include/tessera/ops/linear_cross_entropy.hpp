@@ -3,8 +3,7 @@
 /// place, so memory does not grow with rows times vocabulary.
 ///
 ///     auto loss = ops::linear_cross_entropy(ex, {d_in, d_weight}, in, weight, targets, {}, memory);
-///     auto loss = ops::linear_cross_entropy<exec::host, T, T>(ex, {}, in, weight, targets, {}, memory);   //
-///     evaluation
+///     auto loss = ops::linear_cross_entropy<exec::host, T, T>(ex, {}, in, weight, targets, {}, memory);
 ///
 /// Where the vocabulary is cut among ranks, `weight` is this rank's slice of it, and a function that the
 /// caller gives merges each chunk's statistics over the ranks (ops/sliced_cross_entropy.hpp):

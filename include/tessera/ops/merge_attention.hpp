@@ -1,8 +1,9 @@
 /// Joins what attention found in two disjoint sets of keys, for the same queries: with `out` and
 /// `log_sum_exp` of one set and `part` and `part_log_sum_exp` of the other,
 ///
-///     top = max(log_sum_exp, part_log_sum_exp),  a = exp(log_sum_exp - top),  b = exp(part_log_sum_exp -
-///     top) out = (a out + b part) / (a + b),          log_sum_exp = top + log(a + b)
+///     top = max(log_sum_exp, part_log_sum_exp)
+///     a = exp(log_sum_exp - top),            b = exp(part_log_sum_exp - top)
+///     out = (a out + b part) / (a + b),      log_sum_exp = top + log(a + b)
 ///
 /// which is attention over both sets, whatever the size of the scores (Rabe and Staats, "Self-attention does
 /// not need O(n^2) memory", 2021). A query whose log_sum_exp is minus infinity saw no key: its row is not

@@ -2,8 +2,10 @@
 /// weight decay, and writes the weight in its storage type (Loshchilov and Hutter, "Decoupled weight decay
 /// regularization", 2019; the update is the one of torch.optim.AdamW).
 ///
-///     g = gradient_scale * gradient                m = beta1 m + (1 - beta1) g     v = beta2 v + (1 - beta2)
-///     g^2 w = w (1 - rate * decay) - rate * m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon)
+///     g = gradient_scale * gradient
+///     m = beta1 m + (1 - beta1) g
+///     v = beta2 v + (1 - beta2) g^2
+///     w = w (1 - rate * decay) - rate * m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + epsilon)
 ///
 ///     optim::adamw<exec::host, bf16> o(ex, n, {.weight_decay = 0.1}, decayed);
 ///     o.start_from(ex, weights);

@@ -5,8 +5,7 @@
 ///     struct descent {
 ///       static constexpr int slots = 0;
 ///       float rate;
-///       float operator()(float weight, float gradient, float decay) const { return weight - rate * gradient;
-///       }
+///       float operator()(float weight, float gradient, float) const { return weight - rate * gradient; }
 ///     };
 ///     flat_update(ex, flat_shard<float, float, 0>{.weights = w, .gradients = g}, descent{0.1f});
 ///

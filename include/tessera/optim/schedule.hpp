@@ -1,7 +1,9 @@
 /// The learning rate as a function of the step: a warm-up, then one of four forms.
 ///
-///     optim::schedule rate({.form = optim::schedule_form::cosine, .peak = 3e-4, .steps = 1000, .warm_up =
-///     {50}}); rate(0);      // the first step's: 3e-4 / 50 rate(49);     // the warm-up's last: 3e-4
+///     optim::schedule rate(
+///         {.form = optim::schedule_form::cosine, .peak = 3e-4, .steps = 1000, .warm_up = {50}});
+///     rate(0);      // the first step's: 3e-4 / 50
+///     rate(49);     // the warm-up's last: 3e-4
 #ifndef TESSERA_OPTIM_SCHEDULE_HPP
 #define TESSERA_OPTIM_SCHEDULE_HPP
 
@@ -12,7 +14,7 @@
 
 namespace tessera::inline TESSERA_ABI::optim {
 
-/// How the rate runs from the end of the warm-up, at progress p = 0, to the last step, p = 1:
+/// How the rate runs from the end of the warm-up, at progress p = 0, to p = 1 after the last step:
 /// `constant` stays at the peak; `linear` and `cosine` fall to the final rate along a line or half a cosine;
 /// `warm_up_stable_decay` stays at the peak and falls over the last `decay` steps as 1 - sqrt of the progress
 /// of that part (Hägele et al., "Scaling laws and compute-optimal training beyond fixed training durations",

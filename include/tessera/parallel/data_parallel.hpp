@@ -5,12 +5,10 @@
 ///     parallel::data_parallel<comm::mpi, exec::host, bf16, float> replicas(
 ///         comm, ex, parallel::flat_model_of(model.store()), optim::adamw_options{}, {.zero = 1});
 ///     for (index_t i = 0; i < micro_batches; ++i)
-///       loss += model.forward_backward(ex, tokens(i), targets(i), {.accumulate = i > 0}, [&](std::size_t
-///       unit) {
+///       loss += model.forward_backward(ex, tokens(i), targets(i), {.accumulate = i > 0}, [&](auto unit) {
 ///         if (i + 1 == micro_batches) replicas.gradients_ready(unit);
 ///       });
-///     auto done = replicas.update(ex, loss, {.step = step + 1, .learning_rate = rate(step), .clip_norm =
-///     1});
+///     auto done = replicas.update(ex, loss, {.step = step + 1, .learning_rate = rate, .clip_norm = 1});
 ///
 /// ZeRO stage 0 keeps the whole optimizer state on each rank and sums gradients by all_reduce, one message a
 /// bucket. Stage 1 keeps on each rank the state of the part of every unit that it owns (layout::ownership),

@@ -2,9 +2,8 @@
 /// that the memory meter shows afterwards, and, beside them, what the ZeRO formula says (Rajbhandari et al.,
 /// "ZeRO: memory optimizations toward training trillion parameter models", 2020).
 ///
-///     auto plan = parallel::plan_memory(units, {.ranks = 4, .zero = 1, .weight_bytes = 2, .gradient_bytes =
-///     4,
-///                                               .state_bytes = 12});
+///     auto plan = parallel::plan_memory(
+///         units, {.ranks = 4, .zero = 1, .weight_bytes = 2, .gradient_bytes = 4, .state_bytes = 12});
 ///     plan.optimizer_state;      // bytes on rank 0
 #ifndef TESSERA_PARALLEL_MEMORY_PLAN_HPP
 #define TESSERA_PARALLEL_MEMORY_PLAN_HPP

@@ -4,8 +4,9 @@
 ///     auto plan = layout::make_schedule(kind, {.stages = stages.size(), .micro_batches = 8});
 ///     parallel::pipeline<comm::mpi, Ex, bf16, float> pipe(stages, units, {{0, 3}}, plan,
 ///                                                         {.width = 64, .largest = {4, 128}});
-///     pipe.run(ex, lender, [&](index_t i) { return pipeline_micro_batch<Ex>{tokens(i), targets(i)}; },
-///     pass); auto loss = pipe.loss(ex);                       // not zero on the last stage alone
+///     auto input = [&](index_t i) { return pipeline_micro_batch<Ex>{tokens(i), targets(i)}; };
+///     pipe.run(ex, lender, input, pass);
+///     auto loss = pipe.loss(ex);                       // not zero on the last stage alone
 ///
 /// Activations and gradients travel on a communicator each, in the order of the list; a receive is started as
 /// soon as the messages before it have been, while the stage still computes. Whatever is lent to a message is
@@ -13,7 +14,7 @@
 /// the backward anyhow; gradients go round a few buffers.
 ///
 /// A micro-batch may be empty; its messages then are, too. Cost of a step: for each micro-batch and each
-/// border between parts a message of rows * width T there and one back.
+/// border between parts a message of rows * width floats there and one back.
 #ifndef TESSERA_PARALLEL_PIPELINE_HPP
 #define TESSERA_PARALLEL_PIPELINE_HPP
 

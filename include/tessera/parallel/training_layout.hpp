@@ -97,11 +97,16 @@ struct training_layout {
   }
 
 private:
+  static constexpr int most_ranks = 1 << 15; ///< Along one axis.
+
   void check_values(site where) const {
     auto const at_least = [&](char const* name, index_t value, index_t least) {
       if (value < least)
         throw config_error("E-parallel-070", where, "layout: ", name, " is ", value, "; set it to ", least,
                            " or more");
+      if (value > most_ranks && std::string_view(name) != "micro_batch") // so that no product overflows
+        throw config_error("E-parallel-070", where, "layout: ", name, " is ", value, "; set it to ",
+                           most_ranks, " or less");
     };
     at_least("data", data, 0);
     at_least("tensor", tensor, 1);
@@ -183,7 +188,7 @@ private:
              ": one must divide the other; set "
              "key_value_heads to ",
              tensor, " or to a divisor or multiple of it");
-    if (config.layers < parts())
+    if (config.layers < index_t{parts()})
       refuse(config.layers, " layers cannot be shared among pipeline ", pipeline, " x chunks ", chunks, " = ",
              parts(), " parts; set layers to ", parts(), " or more, or lower pipeline or chunks");
     auto const zigzag = assignment == layout::sequence_assignment::zigzag;

@@ -2,9 +2,8 @@
 /// units, or its shards of them, lends blocks to whoever runs the units, sums gradients over the ranks while
 /// backward goes on, and ends the step with the same weights on every rank, bit by bit.
 ///
-///     parallel::zero<comm::mpi, exec::host, bf16, float> state({.gradients = comm, .world = comm}, ex,
-///     units,
-///                                                              optim::adamw_options{}, {.stage = 3});
+///     parallel::zero<comm::mpi, exec::host, bf16, float> state(
+///         {.gradients = comm, .world = comm}, ex, units, optim::adamw_options{}, {.stage = 3});
 ///     auto lent = state.lend(ex, u, {.next = u + 1, .gradients = false});           // forward ...
 ///     units[u]->forward(ex, lent, stream, memory, {.accumulate = state.accumulates(micro_batch)});
 ///     state.done(u);

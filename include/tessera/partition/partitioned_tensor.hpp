@@ -2,10 +2,11 @@
 /// has to do with it. `partitioned_tensor` owns this rank's memory; `partitioned_view` puts the words on
 /// memory that is there already, such as a layer's activations, or a flat block of parameters.
 ///
-///     partitioned_tensor<bf16, 2, host_memory, placed<axis::tensor, shard<0>>> rows(mesh.place(), {n,
-///     width}); rows.local();                      // this rank's rows, a plain view rows.box().begin[0]; //
-///     the first one's number in the whole auto sums = partitioned<placed<axis::tensor,
-///     partial<>>>(mesh.place(), {n, width}, local_sums);
+///     using cut = placed<axis::tensor, shard<0>>;
+///     partitioned_tensor<bf16, 2, host_memory, cut> rows(mesh.place(), {n, width});
+///     rows.local();                      // this rank's rows, a plain view
+///     rows.box().begin[0];               // the first one's number in the whole
+///     auto sums = partitioned<placed<axis::tensor, partial<>>>(mesh.place(), {n, width}, local_sums);
 ///
 /// Cost: the view is the local view, the whole's extents and the rank's place on the mesh; no communication.
 #ifndef TESSERA_PARTITION_PARTITIONED_TENSOR_HPP

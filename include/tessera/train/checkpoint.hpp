@@ -240,6 +240,19 @@ inline std::string readable_checkpoint(std::string const& run, site where = site
   return found.checkpoint->path;
 }
 
+/// A model knows the tokens of the tokenizer that it was trained with. Throws config_error where a checkpoint
+/// holds another learnt tokenizer than `model`: another text teaches other pieces, and no allowed difference
+/// makes them the same.
+inline void require_tokenizer(std::string const& checkpoint, std::string_view model,
+                              site where = site::here()) {
+  auto const path = checkpoint + "/tokenizer.model";
+  auto const kept = io::file_exists(path);
+  if (kept ? io::mapped_file(path, where).text() != model : !model.empty())
+    throw config_error("E-train-065", where, "the run's tokenizer is not ", path,
+                       ", whose tokens the weights know; turn the new text into tokens with that one and use "
+                       "tokenizer 'tokens', or begin another run (--run)");
+}
+
 /// The state of a checkpoint. Throws io_error on all ranks if there is none.
 template <comm::communicator Comm>
 run_state read_state(Comm& comm, std::string const& checkpoint, site where = site::here()) {

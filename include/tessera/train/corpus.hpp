@@ -108,7 +108,7 @@ inline corpus open_prepared(prepared_corpus const& prepared, settings const& s, 
 } // namespace detail
 
 /// Called by every rank of `comm`. Throws on all of them if the text is missing, empty or too short, or holds
-/// a token outside the vocabulary.
+/// a token outside the vocabulary, or is another one on another rank.
 template <comm::communicator Comm>
 corpus open_corpus(Comm& comm, settings const& s, site where = site::here()) {
   detail::prepared_corpus prepared;
@@ -124,6 +124,15 @@ corpus open_corpus(Comm& comm, settings const& s, site where = site::here()) {
   std::optional<corpus> opened;
   together(
       comm, [&] { opened.emplace(detail::open_prepared(prepared, s, where)); }, where);
+  auto const of_root = shared_text(comm, opened->fingerprint);
+  together(
+      comm,
+      [&] {
+        if (opened->fingerprint != of_root)
+          throw config_error("E-train-042", where, "rank ", comm.rank(), " finds other tokens in ",
+                             prepared.tokens, " than rank 0: the path must lead all ranks to the same file");
+      },
+      where);
   return std::move(*opened);
 }
 

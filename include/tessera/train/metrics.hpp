@@ -1,9 +1,11 @@
 /// metrics.csv: one row a step, appended as the run goes. Each row is one write of a whole line, so that a
 /// killed run leaves at most one cut line at the end. A resumed run drops what lies after the step that it
-/// resumes from, so that the file holds each step exactly once.
+/// resumes from, so that the file holds each step exactly once. Rows are on the disk after `sync`, which is
+/// called before a checkpoint that follows them is committed: its resumption finds every row up to its step.
 ///
 ///     metrics_file file("run/metrics.csv", resumed_step);
 ///     file.append({.step = 21, .tokens = 43008, .loss = 3.1, ...});
+///     file.sync();
 ///     auto rows = read_metrics("run/metrics.csv");
 #ifndef TESSERA_TRAIN_METRICS_HPP
 #define TESSERA_TRAIN_METRICS_HPP
@@ -21,7 +23,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <tessera/core/extents.hpp>
+#include <tessera/io/atomic_file.hpp>
 
 namespace tessera::inline TESSERA_ABI::train {
 
@@ -103,14 +105,16 @@ inline std::string file_text_or_nothing(std::string const& path, site where) {
   }
   char piece[65536];
   for (std::size_t got; (got = std::fread(piece, 1, sizeof piece, file)) > 0;) text.append(piece, got);
+  auto const cause = std::ferror(file) != 0 ? errno : 0;
   std::fclose(file);
+  if (cause != 0) throw io_error("E-train-020", where, "cannot read ", path, ": ", std::strerror(cause));
   return text;
 }
 
 } // namespace detail
 
 /// The whole rows of a metrics file; a missing file has none. A line that a killed run cut is left out.
-/// Throws io_error for a file whose first line is not the header.
+/// Throws io_error for a file that cannot be read, or whose first line is not the header.
 inline std::vector<metrics_row> read_metrics(std::string const& path, site where = site::here()) {
   auto const text = detail::file_text_or_nothing(path, where);
   std::vector<metrics_row> rows;
@@ -138,14 +142,9 @@ public:
     auto text = detail::metrics_header();
     for (auto const& row : rows)
       if (row.step <= static_cast<double>(resumed_step)) text += detail::metrics_line(row);
-    // The kept rows are written beside the file and take its place in one step: a kill leaves one or the
-    // other.
-    auto const beside = path_ + ".new";
-    open(beside, O_CREAT | O_WRONLY | O_TRUNC, where);
-    write_all(text, where);
-    if (::fsync(descriptor_) != 0 || std::rename(beside.c_str(), path_.c_str()) != 0) fail("replace", where);
-    ::close(descriptor_);
-    open(path_, O_WRONLY | O_APPEND, where);
+    io::write_file(path_, text, where); // in one step: a kill leaves the old rows or the kept ones
+    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (descriptor_ < 0) fail("open", where);
   }
   metrics_file(metrics_file const&) = delete;
   metrics_file& operator=(metrics_file const&) = delete;
@@ -153,25 +152,29 @@ public:
     if (descriptor_ >= 0) ::close(descriptor_);
   }
 
+  /// Throws io_error for a row that cannot be written.
   void append(metrics_row const& row, site where = site::here()) {
-    write_all(detail::metrics_line(row), where);
-  }
-
-private:
-  [[noreturn]] void fail(char const* what, site where) const {
-    throw io_error("E-train-020", where, "cannot ", what, " ", path_, ": ", std::strerror(errno));
-  }
-  void open(std::string const& path, int flags, site where) {
-    descriptor_ = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
-    if (descriptor_ < 0) fail("open", where);
-  }
-  void write_all(std::string_view text, site where) {
-    while (!text.empty()) {
+    auto const line = detail::metrics_line(row);
+    for (std::string_view text = line; !text.empty();) {
       auto const written = ::write(descriptor_, text.data(), text.size());
       if (written < 0 && errno == EINTR) continue;
       if (written < 0) fail("write", where);
       text.remove_prefix(static_cast<std::size_t>(written));
     }
+  }
+
+  /// Waits until the rows are on the disk. Throws io_error where they cannot come there.
+  void sync(site where = site::here()) {
+    while (::fsync(descriptor_) != 0) {
+      if (errno == EINTR) continue;
+      if (errno == EINVAL || errno == ENOTSUP) return; // a file system that has no notion of it
+      fail("bring to the disk", where);
+    }
+  }
+
+private:
+  [[noreturn]] void fail(char const* what, site where) const {
+    throw io_error("E-train-020", where, "cannot ", what, " ", path_, ": ", std::strerror(errno));
   }
 
   std::string path_;

@@ -1,5 +1,5 @@
-/// One line about where a run stands. On a terminal the line is redrawn in place; in a log each line stands
-/// by itself, every so many steps.
+/// One line about where a run stands, what matters most first. On a terminal the line is redrawn in place,
+/// cut to the terminal's width; in a log each line stands by itself, whole, every so many steps.
 ///
 ///     progress shown(stderr, {.terminal = isatty(2), .every = 10});
 ///     shown.show({.step = 20, .steps = 100, .loss = 3.2, ...});
@@ -9,8 +9,11 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <string_view>
+
+#include <sys/ioctl.h>
 
 #include <tessera/core/extents.hpp>
 
@@ -57,26 +60,40 @@ inline std::string rate_text(double value) {
   return text;
 }
 
-inline std::string progress_line(progress_values const& v) {
+/// The values that fit into `columns`, in the order of their weight: none stands there by half. All of it is
+/// ASCII, a byte a column.
+inline std::string progress_line(progress_values const& v, std::size_t columns = std::string::npos) {
   auto const steps = std::to_string(v.steps);
   char text[256];
-  std::snprintf(text, sizeof text, "step %*lld/%s  loss %.4f", narrow<int>(steps.size()),
-                static_cast<long long>(v.step), steps.c_str(), v.loss);
-  std::string line = text;
+  std::snprintf(text, sizeof text, "step %*lld/%s", narrow<int>(steps.size()), static_cast<long long>(v.step),
+                steps.c_str());
+  auto line = std::string(text).substr(0, columns);
+  auto full = false;
+  auto const add = [&] { // what is in `text`, if all before it fitted
+    full = full || line.size() + std::strlen(text) > columns;
+    if (!full) line += text;
+  };
+  std::snprintf(text, sizeof text, "  loss %.4f", v.loss);
+  add();
+  std::snprintf(text, sizeof text, "  left %s", duration_text(v.seconds_left).c_str());
+  add();
   if (v.validation_loss >= 0) {
     std::snprintf(text, sizeof text, "  val %.4f", v.validation_loss);
-    line += text;
+    add();
   }
-  std::snprintf(text, sizeof text, "  lr %.2e  norm %.2f  %s tok/s", v.learning_rate, v.gradient_norm,
-                rate_text(v.tokens_per_second).c_str());
-  line += text;
+  std::snprintf(text, sizeof text, "  %s tok/s", rate_text(v.tokens_per_second).c_str());
+  add();
+  std::snprintf(text, sizeof text, "  lr %.2e", v.learning_rate);
+  add();
+  std::snprintf(text, sizeof text, "  norm %.2f", v.gradient_norm);
+  add();
   if (v.peak_share > 0) {
     std::snprintf(text, sizeof text, "  peak %.0f%%", 100 * v.peak_share);
-    line += text;
+    add();
   }
-  std::snprintf(text, sizeof text, "  comm %.0f%%  left %s", 100 * v.communication_share,
-                duration_text(v.seconds_left).c_str());
-  return line + text;
+  std::snprintf(text, sizeof text, "  comm %.0f%%", 100 * v.communication_share);
+  add();
+  return line;
 }
 
 struct progress_options {
@@ -84,6 +101,7 @@ struct progress_options {
   index_t every =
       1; ///< Without a terminal: print each step that is a multiple of it, the first and the last.
   bool silent = false; ///< Nothing at all: for the ranks that do not speak.
+  int columns = 0;     ///< Of the terminal; 0: those it has when a line is drawn, or 80 if it does not say.
 };
 
 class progress {
@@ -96,12 +114,13 @@ public:
 
   void show(progress_values const& values) {
     if (options_.silent) return;
-    auto const line = progress_line(values);
     if (options_.terminal) {
-      std::fprintf(out_, "\r\x1b[K%s", line.c_str()); // back to the first column, clear, draw
+      // Back to the first column, clear, draw. The last column stays free: some terminals go to the next line
+      // as soon as it is filled.
+      std::fprintf(out_, "\r\x1b[K%s", progress_line(values, columns() - 1).c_str());
       drawn_ = true;
     } else if (!spoken_ || values.step % options_.every == 0 || values.step == values.steps) {
-      std::fprintf(out_, "%s\n", line.c_str());
+      std::fprintf(out_, "%s\n", progress_line(values).c_str());
       spoken_ = true;
     }
     std::fflush(out_);
@@ -123,6 +142,12 @@ public:
   }
 
 private:
+  std::size_t columns() const {
+    if (options_.columns > 0) return static_cast<std::size_t>(options_.columns);
+    winsize size{};
+    return ::ioctl(::fileno(out_), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : std::size_t{80};
+  }
+
   std::FILE* out_;
   progress_options options_;
   bool drawn_ = false;

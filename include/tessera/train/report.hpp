@@ -3,7 +3,7 @@
 /// ZeRO formula, and a sample of text.
 ///
 ///     trainer.run();
-///     train::report(trainer, stdout);          // called by every rank; rank 0 writes
+///     train::report(trainer, stdout, "mpi");   // called by every rank; rank 0 writes
 #ifndef TESSERA_TRAIN_REPORT_HPP
 #define TESSERA_TRAIN_REPORT_HPP
 

@@ -19,18 +19,20 @@ struct run_state {
   std::string optimizer = "adamw";
   std::string data; ///< The corpus's fingerprint.
   index_t vocabulary = 0;
-  std::string layout; ///< What decides the rounding of sums over ranks (rounding_of in model_settings.hpp).
+  std::string layout; ///< What decides the rounding of sums over ranks (rounding_of in layout_settings.hpp).
+  std::string arithmetic; ///< What decides the rounding within a rank (`arithmetic` of the execution space).
 };
 
 /// Of the settings, those that decide the numbers: where a run lies and how often it speaks is not its state.
 inline io::json json_of(run_state const& s) {
-  return {{"format", "tessera run 2"},
+  return {{"format", "tessera run 3"},
           {"step", s.step},
           {"position", s.position},
           {"optimizer", s.optimizer},
           {"data", s.data},
           {"vocabulary", s.vocabulary},
           {"layout", s.layout},
+          {"arithmetic", s.arithmetic},
           {"settings", json_of(s.chosen, true)}};
 }
 
@@ -38,8 +40,8 @@ inline io::json json_of(run_state const& s) {
 inline run_state run_state_of(io::json const& object, std::string const& source, site where = site::here()) {
   try {
     io::json_reader read(object, source, where);
-    if (read.required<std::string>("format", where) != "tessera run 2")
-      throw io_error("E-train-050", where, source, " is of another format than \"tessera run 2\"");
+    if (read.required<std::string>("format", where) != "tessera run 3")
+      throw io_error("E-train-050", where, source, " is of another format than \"tessera run 3\"");
     run_state s;
     s.step = read.required<index_t>("step", where);
     s.position = read.required<index_t>("position", where);
@@ -47,6 +49,7 @@ inline run_state run_state_of(io::json const& object, std::string const& source,
     s.data = read.required<std::string>("data", where);
     s.vocabulary = read.required<index_t>("vocabulary", where);
     s.layout = read.required<std::string>("layout", where);
+    s.arithmetic = read.required<std::string>("arithmetic", where);
     read.section("settings", where);
     read.finish(where);
     s.chosen = settings_of(object.at("settings"), source + ": settings", where);
@@ -69,22 +72,26 @@ inline std::vector<run_difference> differences(run_state const& saved, run_state
   compare("data", saved.data, current.data);
   compare("optimizer", saved.optimizer, current.optimizer);
   compare("layout", saved.layout, current.layout);
+  compare("arithmetic", saved.arithmetic, current.arithmetic);
   for (auto const& f : fields)
     if (f.bound == binding::refused)
       compare(f.name, value_text(saved.chosen, f), value_text(current.chosen, f));
   return found;
 }
 
-/// Throws config_error that lists every difference that is not allowed, and one for an allowed name that does
-/// not exist.
+/// Throws config_error for a name that no difference has.
+inline void check_allowed(std::vector<std::string> const& allowed, site where = site::here()) {
+  for (auto const& name : allowed)
+    if (name != "data" && name != "optimizer" && name != "arithmetic") (void)field_of(name, where);
+}
+
+/// Throws config_error that lists every difference that is not allowed.
 inline void require_same(run_state const& saved, run_state const& current,
                          std::vector<std::string> const& allowed, std::string const& checkpoint,
                          site where = site::here()) {
   auto const is_allowed = [&](std::string const& name) {
     return std::find(allowed.begin(), allowed.end(), name) != allowed.end();
   };
-  for (auto const& name : allowed)
-    if (name != "data" && name != "optimizer") (void)field_of(name, where);
   std::string list, remedy;
   for (auto const& d : differences(saved, current)) {
     if (is_allowed(d.name)) continue;

@@ -20,7 +20,7 @@
 namespace tessera::inline TESSERA_ABI::train {
 
 struct sampling {
-  double temperature = 1; ///< Below 1: bolder; 0: always the most probable token.
+  double temperature = 1; ///< Below 1: likely tokens become likelier; 0: always the most probable token.
   index_t top_k = 0;      ///< 0: all tokens.
   double top_p = 1;       ///< In (0, 1]; 1: all tokens.
 };

@@ -4,7 +4,7 @@
 ///     sample_rows<Ex> rows(ex, 8, sequence_length, group.positions(sequence_length), local_length);
 ///     rows.fill(dataset, 0, sample);                     // row 0
 ///     rows.upload(ex);
-///     model.step(ex, [&](layout::range samples) { return rows.of(samples, first); }, ...);
+///     rows.tokens({0, 1});  rows.targets({0, 1});        // views that a model takes
 #ifndef TESSERA_TRAIN_SAMPLE_ROWS_HPP
 #define TESSERA_TRAIN_SAMPLE_ROWS_HPP
 

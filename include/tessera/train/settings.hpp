@@ -76,6 +76,7 @@ struct settings {
   double bucket_mib = 4;
 
   std::string run = "run";
+  double stall_limit = 600;
   index_t checkpoint_every = 200;
   index_t keep = 3;
   index_t validate_every = 100;
@@ -121,14 +122,14 @@ inline constexpr field fields[] = {
      1 << 24},
     {"Data", "validation_share", &settings::validation_share,
      "Share of the tokens, at the end of the text, that is kept for validation and never trained on.",
-     binding::refused, 0, 0.5},
+     binding::refused, 1e-6, 0.5},
 
     {"Model", "family", &settings::family,
      "'gpt2': learned positions, layer norm, GELU; 'llama': rotary positions, RMS norm, SwiGLU.",
      binding::refused, 0, 0, "gpt2|llama"},
     {"Model", "layers", &settings::layers, "Number of transformer blocks.", binding::refused, 1, 10000},
-    {"Model", "width", &settings::width, "Numbers that describe one token between blocks.", binding::refused,
-     1, 1 << 20},
+    {"Model", "width", &settings::width, "Hidden size: numbers that describe one token between blocks.",
+     binding::refused, 1, 1 << 20},
     {"Model", "heads", &settings::heads, "Attention heads; the width must be a multiple of it.",
      binding::refused, 1, 1 << 20},
     {"Model", "key_value_heads", &settings::key_value_heads,
@@ -178,13 +179,13 @@ inline constexpr field fields[] = {
     {"Training", "decay_steps", &settings::decay_steps,
      "Length of the decay of 'warm_up_stable_decay'. 0: a fifth of the steps.", binding::refused, 0, 1e12},
     {"Training", "final_rate_share", &settings::final_rate_share,
-     "The last step's learning rate, as a share of the largest.", binding::refused, 0, 1},
+     "Share of the largest rate that a falling schedule ends at.", binding::refused, 0, 1},
     {"Training", "weight_decay", &settings::weight_decay,
      "Decoupled decay of matrices and embeddings; norms and biases are not decayed."},
-    {"Training", "beta1", &settings::beta1, "AdamW: memory of the gradient's mean.", binding::refused, 0,
-     0.999999},
-    {"Training", "beta2", &settings::beta2, "AdamW: memory of the gradient's square.", binding::refused, 0,
-     0.9999999},
+    {"Training", "beta1", &settings::beta1, "AdamW: decay of the first moment, the gradient's mean.",
+     binding::refused, 0, 0.999999},
+    {"Training", "beta2", &settings::beta2, "AdamW: decay of the second moment, the gradient's square.",
+     binding::refused, 0, 0.9999999},
     {"Training", "epsilon", &settings::epsilon, "AdamW: added to the root of the square.", binding::refused,
      1e-30, 1},
     {"Training", "clip", &settings::clip,
@@ -193,14 +194,14 @@ inline constexpr field fields[] = {
 
     {"Layout", "device", &settings::device,
      "Where a rank computes: 'host' is the processor; 'cuda' is an NVIDIA GPU for each rank, in programs "
-     "built with TESSERA_WITH_CUDA.",
+     "built with TESSERA_WITH_CUDA and TESSERA_WITH_NCCL.",
      binding::refused, 0, 0, "host|cuda"},
     {"Layout", "ranks", &settings::ranks,
      "Ranks as threads of one process. Under mpiexec the ranks are its processes, and this stays 1.",
      binding::free, 1, 4096},
     {"Layout", "threads", &settings::threads,
-     "Threads of each rank on the host. 0: the machine's cores shared among the ranks.", binding::free, 0,
-     4096},
+     "Threads of each rank on the host. 0: the cores that it may use, divided among the ranks that may.",
+     binding::free, 0, 4096},
     {"Layout", "layout", &settings::layout,
      "How the run lies over the ranks, in one line such as 'data 2 x tensor 2 x pipeline 2, zero 3, 1f1b': "
      "instead of the settings from here to reproducible, which say the same one by one.",
@@ -214,9 +215,9 @@ inline constexpr field fields[] = {
      binding::layout, 1, 4096},
     {"Layout", "context", &settings::context, "Ranks that share each sequence.", binding::layout, 1, 4096},
     {"Layout", "zero_stage", &settings::zero_stage,
-     "What the ranks with different samples share (ZeRO): 0 nothing, 1 the optimizer's state, 2 the "
-     "gradients "
-     "too, 3 the weights too.",
+     "What ranks with different samples share (ZeRO): 0 nothing, 1 the optimizer's state, 2 the gradients "
+     "too, "
+     "3 the weights too.",
      binding::layout, 0, 3},
     {"Layout", "shard_group", &settings::shard_group,
      "Share among this many neighbouring ranks, and replicate that over the others. 0: among all.",
@@ -248,6 +249,10 @@ inline constexpr field fields[] = {
      "Folder of the run: checkpoints, metrics.csv, loss.svg, summary.json. If it holds a checkpoint, the run "
      "goes on from the latest.",
      binding::free},
+    {"Run", "stall_limit", &settings::stall_limit,
+     "Seconds that a rank waits for others before it names them and the run ends; more than rank 0 needs to "
+     "turn text into tokens or to write a checkpoint. 0: for ever.",
+     binding::free, 0, 1e9},
     {"Run", "checkpoint_every", &settings::checkpoint_every,
      "Steps between checkpoints; the last step always makes one. 0: only the last.", binding::free, 0, 1e12},
     {"Run", "keep", &settings::keep, "Checkpoints to keep; older ones are deleted.", binding::free, 1, 1e6},
@@ -259,8 +264,7 @@ inline constexpr field fields[] = {
     {"Run", "log_every", &settings::log_every, "Steps between lines of the log (not on a terminal).",
      binding::free, 1, 1e12},
     {"Run", "measure_peak", &settings::measure_peak,
-     "Measure at the start how fast large matrix products are here, to show the share of it that training "
-     "reaches. false saves about a second.",
+     "Measure at the start how fast large matrix products are, to show what share of it training reaches.",
      binding::free},
     {"Run", "sample_tokens", &settings::sample_tokens, "Tokens of text to write at the end. 0: none.",
      binding::free, 0, 1e9},
@@ -298,16 +302,13 @@ inline std::string value_text(settings const& s, field const& f) {
 
 /// Throws config_error unless the value is one that the table allows.
 inline void check(settings const& s, field const& f, site where = site::here()) {
-  auto const contains = [](std::string const& text, std::string const& part) {
-    return text.find(part) != std::string::npos;
-  };
   std::visit(
       [&](auto member) {
         auto const& value = s.*member;
         if constexpr (std::same_as<decltype(value), std::string const&>) {
           if (f.choices.empty()) return;
-          if (value.find('|') != std::string::npos ||
-              !contains('|' + std::string(f.choices) + '|', '|' + value + '|'))
+          auto const choices = '|' + std::string(f.choices) + '|';
+          if (value.find('|') != std::string::npos || choices.find('|' + value + '|') == std::string::npos)
             throw config_error("E-train-002", where, f.name, " is '", value, "'; it must be one of ",
                                f.choices);
         } else if constexpr (!std::same_as<decltype(value), bool const&>) {
@@ -351,6 +352,11 @@ inline void set(settings& s, std::string_view name, std::string_view text, site 
 inline void check(settings const& s, site where = site::here()) {
   for (auto const& f : fields) check(s, f, where);
   auto const multiple_above = [](index_t value, index_t of) { return (value + of - 1) / of * of; };
+  auto const llama = s.family == "llama";
+  auto const refuse = [&](bool given_in_vain, std::string_view name, char const* why) {
+    if (given_in_vain)
+      throw config_error("E-train-007", where, name, " is ", value_text(s, field_of(name)), ", ", why);
+  };
   if (s.data.empty())
     throw config_error("E-train-005", where, "no data was given: set data to a text file (--data FILE)");
   if (s.run.empty())
@@ -358,33 +364,31 @@ inline void check(settings const& s, site where = site::here()) {
   if (s.width % s.heads != 0)
     throw config_error("E-train-006", where, "width ", s.width, " is not a multiple of heads ", s.heads,
                        "; set width to ", multiple_above(s.width, s.heads), " or change heads");
-  if (s.family == "llama" && s.width / s.heads % 2 != 0)
+  if (llama && s.width / s.heads % 2 != 0)
     throw config_error("E-train-006", where, "rotary positions turn pairs, and a head has ",
                        s.width / s.heads, " elements; set width to ", multiple_above(s.width, 2 * s.heads));
-  if (s.key_value_heads != 0 && s.family != "llama")
-    throw config_error("E-train-007", where, "key_value_heads is ", s.key_value_heads,
-                       ", which only family llama has; set it to 0 or choose llama");
   if (s.key_value_heads != 0 && s.heads % s.key_value_heads != 0)
     throw config_error("E-train-006", where, "heads ", s.heads, " is not a multiple of key_value_heads ",
                        s.key_value_heads, "; set key_value_heads to a divisor of it");
-  if (s.dropout != 0 && s.family == "llama")
-    throw config_error("E-train-007", where, "dropout is ", s.dropout,
-                       ", which family llama does not have; set it to 0 or choose gpt2");
-  if (s.tokenizer == "bytes" && s.vocabulary != 0 && s.vocabulary != 256)
-    throw config_error("E-train-007", where, "vocabulary is ", s.vocabulary,
-                       ", and bytes have 256; leave it at 0 or choose tokenizer sentencepiece");
+  refuse(s.key_value_heads != 0 && !llama, "key_value_heads",
+         "which only family llama has; set it to 0 or choose llama");
+  refuse(s.rotary_theta != settings{}.rotary_theta && !llama, "rotary_theta",
+         "which only family llama has; leave it out or choose llama");
+  refuse(s.dropout != 0 && llama, "dropout", "which family llama does not have; set it to 0 or choose gpt2");
+  refuse(s.final_rate_share != settings{}.final_rate_share && s.schedule == "constant", "final_rate_share",
+         "and schedule constant has no end; leave it out or choose another schedule");
+  refuse(s.decay_steps != 0 && s.schedule != "warm_up_stable_decay", "decay_steps",
+         "which only schedule warm_up_stable_decay has");
+  refuse(s.vocabulary != 0 && s.vocabulary != 256 && s.tokenizer == "bytes", "vocabulary",
+         "and bytes have 256; leave it at 0 or choose tokenizer sentencepiece");
+  refuse(s.threads != 0 && s.device != "host", "threads",
+         "and only device host computes in them; leave it at 0 or choose device host");
   if (s.tokenizer == "tokens" && s.vocabulary == 0)
     throw config_error("E-train-007", where,
                        "a token file does not say how many tokens there are; set vocabulary");
-  if (s.threads != 0 && s.device != "host")
-    throw config_error("E-train-007", where, "threads is ", s.threads, ", and device ", s.device,
-                       " computes in none of them; leave it at 0 or choose device host");
   if (s.warm_up_steps > s.steps)
     throw config_error("E-train-008", where, "warm_up_steps ", s.warm_up_steps, " is more than steps ",
                        s.steps, "; the learning rate would never reach its height");
-  if (s.decay_steps != 0 && s.schedule != "warm_up_stable_decay")
-    throw config_error("E-train-007", where, "decay_steps is ", s.decay_steps,
-                       ", which only schedule warm_up_stable_decay has");
   if (s.warm_up_steps + s.decay_steps > s.steps)
     throw config_error("E-train-008", where, "warm_up_steps ", s.warm_up_steps, " and decay_steps ",
                        s.decay_steps, " are more than steps ", s.steps);

@@ -1,8 +1,9 @@
 /// What a run leaves to be read: `summary.json`, and a table of memory by kind beside what the formula of
 /// ZeRO (Rajbhandari et al., 2020) says it must be.
 ///
-///     auto const expected = zero_formula(parameters, {.ranks = 2, .zero = 1, .weight_bytes = 2, .state_bytes
-///     = 12}); std::puts(memory_table(peaks, expected).c_str());
+///     auto const expected =
+///         zero_formula(parameters, {.ranks = 2, .zero = 1, .weight_bytes = 2, .state_bytes = 12});
+///     std::puts(memory_table(peaks, expected).c_str());
 #ifndef TESSERA_TRAIN_SUMMARY_HPP
 #define TESSERA_TRAIN_SUMMARY_HPP
 

@@ -4,12 +4,13 @@
 ///
 ///     exec::host ex({.threads = 2});
 ///     train::trainer<comm::mpi, exec::host, bf16> trainer(comm, ex, settings, {.out = stderr});
-///     trainer.run();                                   // to the last step, then the report in the run's
-///     folder
+///     trainer.run();                                   // to the last step
+///     train::report(trainer, stdout, "mpi");           // train/report.hpp: what the run's folder ends with
 ///
 /// Called by every rank of `comm`. Every decision (stop, save, refuse) is made from values that are the same
-/// on all ranks, or is agreed upon first, so that an error on one rank ends all of them. Exists under
-/// TESSERA_WITH_JSON, TESSERA_WITH_XXHASH and TESSERA_WITH_SENTENCEPIECE.
+/// on all ranks, or is agreed upon first, so that an error on one rank ends all of them. A run's folder is
+/// one program's at a time, and all ranks see it. Exists under TESSERA_WITH_JSON, TESSERA_WITH_XXHASH and
+/// TESSERA_WITH_SENTENCEPIECE.
 #ifndef TESSERA_TRAIN_TRAINER_HPP
 #define TESSERA_TRAIN_TRAINER_HPP
 
@@ -18,6 +19,7 @@
 #include <chrono>
 
 #include <tessera/data/sampler.hpp>
+#include <tessera/io/folder_lock.hpp>
 #include <tessera/optim/schedule.hpp>
 #include <tessera/parallel/distributed_model.hpp>
 #include <tessera/train/agreement.hpp>
@@ -54,7 +56,8 @@ public:
         shown_(options.out, {.terminal = options.terminal,
                              .every = settings_.log_every,
                              .silent = options.out == nullptr || comm.rank() != 0}),
-        text_(open_corpus(comm, settings_, where)), order_(text_.training.size(), {.seed = seed()}),
+        lock_(run_to_itself(where)), text_(open_corpus(comm, settings_, where)),
+        order_(text_.training.size(), {.seed = seed()}),
         model_(comm, ex, model_config(settings_, text_.vocabulary), layout_of(settings_, where),
                {.batch = settings_.batch,
                 .optimizer = adamw_options(settings_),
@@ -62,8 +65,8 @@ public:
                 .meter = &memory_},
                where),
         alone_(model_.mesh().along(partition::axis_set()), {}), whole_(whole_model_here()),
-        rate_(schedule_options(settings_)), step_rows_(rows(share().size())),
-        evaluation_rows_(rows(model_.layout().micro_batch)) {
+        rate_(schedule_options(settings_)), arithmetic_(shared_text(comm, ex.arithmetic())),
+        step_rows_(rows(share().size())), evaluation_rows_(rows(model_.layout().micro_batch)) {
     for (auto* group : model_.communicators()) group->meter().time_calls(true);
     model_.initialise(ex_, seed());
     resume(where);
@@ -86,6 +89,7 @@ public:
       if (last || due(settings_.checkpoint_every)) save(where);
     }
     if (validation_.count == 0) validation_ = validate(0, where);
+    if (checkpoint_.empty()) save(where); // of a run without steps
     shown_.end_line();
   }
 
@@ -127,9 +131,31 @@ private:
   /// The settings, once it is certain that they are possible and the same on every rank.
   static settings agreed(Comm& comm, settings chosen, site where) {
     together(
-        comm, [&] { check(chosen, where); }, where);
+        comm,
+        [&] {
+          check(chosen, where);
+          check_allowed(chosen.allow_difference, where);
+        },
+        where);
     require_agreement(comm, chosen, where);
     return chosen;
+  }
+
+  /// On rank 0: makes the run's folder, if there is data to learn from, and keeps other programs out of it.
+  std::optional<io::folder_lock> run_to_itself(site where) {
+    std::optional<io::folder_lock> lock;
+    on_root(
+        comm_,
+        [&] {
+          (void)io::mapped_file(settings_.data, where);
+          io::make_folders(settings_.run, where);
+          lock.emplace(settings_.run, io::folder_lock_options{.patience = 2, .required = false}, where);
+          if (!lock->held())
+            shown_.note("this file system has no locks: see to it that no other program uses " +
+                        settings_.run);
+        },
+        where);
+    return lock;
   }
 
   whole_model whole_model_here() {
@@ -178,11 +204,12 @@ private:
 
   run_state state() const {
     return {.step = step_,
-            .position = step_ * settings_.batch,
+            .position = first_position_ + step_ * settings_.batch,
             .chosen = settings_,
             .data = text_.fingerprint,
             .vocabulary = text_.vocabulary,
-            .layout = rounding_of(model_.layout())};
+            .layout = rounding_of(model_.layout()),
+            .arithmetic = arithmetic_};
   }
 
   void resume(site where) {
@@ -190,7 +217,12 @@ private:
     if (!checkpoint.empty()) {
       auto const saved = read_state(comm_, checkpoint, where);
       together(
-          comm_, [&] { require_same(saved, state(), settings_.allow_difference, checkpoint, where); }, where);
+          comm_,
+          [&] {
+            require_same(saved, state(), settings_.allow_difference, checkpoint, where);
+            require_tokenizer(checkpoint, text_.tokenizer.model(), where);
+          },
+          where);
       load_checkpoint<T>(comm_, ex_, checkpoint, whole_, parts(), where);
       checkpoint_ = checkpoint;
       step_ = saved.step;
@@ -200,7 +232,6 @@ private:
     on_root(
         comm_,
         [&] {
-          io::make_folders(settings_.run, where);
           io::remove_leftovers(settings_.run, where); // a killed run's
           io::write_json(settings_.run + "/settings.json", json_of(settings_), where);
           metrics_.emplace(metrics_path(), step_, where);
@@ -238,7 +269,8 @@ private:
     auto const seconds = seconds_since(start);
     auto const per_second = done.loss.count / seconds;
     return {.step = static_cast<double>(step_),
-            .tokens = static_cast<double>(step_ * settings_.batch * settings_.sequence_length),
+            .tokens =
+                static_cast<double>((first_position_ + step_ * settings_.batch) * settings_.sequence_length),
             .loss = mean,
             .learning_rate = learning_rate,
             .gradient_norm = done.gradient_norm,
@@ -274,6 +306,8 @@ private:
   }
 
   void save(site where) {
+    on_root(
+        comm_, [&] { metrics_->sync(where); }, where);
     checkpoint_ =
         save_checkpoint<T>(comm_, ex_, checkpoints(), state(), whole_, parts(),
                            {.keep = settings_.keep, .tokenizer_model = text_.tokenizer.model()}, where);
@@ -303,12 +337,14 @@ private:
   trainer_options options_;
   progress shown_;
   memory_meter memory_;
+  std::optional<io::folder_lock> lock_; ///< On rank 0.
   corpus text_;
   data::sampler order_;
   model_type model_;
   partition::mesh<Comm> alone_; ///< Of this rank.
   whole_model whole_;
   optim::schedule rate_;
+  std::string arithmetic_; ///< Of rank 0.
   sample_rows<Ex> step_rows_, evaluation_rows_;
   std::optional<metrics_file> metrics_; ///< On rank 0.
   std::string checkpoint_;
