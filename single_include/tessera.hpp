@@ -14451,7 +14451,7 @@ inline void check_files(manifest const& record, std::string const& folder, site 
 ///     auto const latest = io::latest_commit("run/checkpoints");  // the newest whose every byte is right
 ///
 /// One process (rank 0) makes, commits and prunes; others only write files into `pending_folder`.
-/// Cost of a commit: the bytes read back once for their checksums, one sync a file and two of folders.
+/// Cost of a commit: the bytes read back once for their checksums, one sync a file and three of folders.
 /// Exists under TESSERA_WITH_JSON and TESSERA_WITH_XXHASH.
 #ifndef TESSERA_IO_COMMIT_HPP
 #define TESSERA_IO_COMMIT_HPP
