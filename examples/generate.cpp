@@ -87,6 +87,7 @@ void write_text(Ex& ex, choices const& c, std::string const& checkpoint, train::
   (void)train::generate(ex, decoder, prompt, c.tokens, c.how, philox(static_cast<std::uint64_t>(c.seed)),
                         print);
   print_text("\n");
+  for (auto const& note : ex.notes()) std::fprintf(stderr, "%s\n", note.c_str());
 }
 
 template <exec::space Ex>

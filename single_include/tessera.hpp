@@ -7670,7 +7670,8 @@ concept communicates_in = memory_space<Memory> &&
 ///
 /// Errors: size_error, config_error (here and now, nothing sent); collective_mismatch (checked communicators:
 /// on all ranks, naming both calls), peer_failed, stalled, library_error: after those the communicator is
-/// lost. numeric_error (integer overflow): on all ranks; the communicator stays usable.
+/// lost, and MPI may still write to buffers of calls that had not finished: keep them until MPI_Finalize.
+/// numeric_error (integer overflow): on all ranks; the communicator stays usable.
 template <class C>
 concept communicator = communicates_in<C, host_memory> && communicates_in<C, typename C::bulk_memory> &&
     requires(C& c, reduce_options how, typename C::request pending) {
@@ -9575,7 +9576,7 @@ static_assert(communicator<self>);
 #endif
 /// Ranks that are threads of one process: for tests, for a laptop, for eight ranks on two cores. They sleep
 /// while they wait. Every collective's signature is compared; a rank that throws wakes all others with
-/// peer_failed.
+/// peer_failed. Ranks that all wait for each other, as in two communicators, are told so: none hangs.
 ///
 ///     comm::run_threads(4, [](comm::threads& ranks) {
 ///       std::vector<float> mine(8, 1.0f);
@@ -9672,11 +9673,20 @@ struct group;
 
 /// What all rank threads of one run share. One mutex guards everything that is shared.
 struct world {
-  explicit world(int ranks) : gone(static_cast<std::size_t>(ranks), 0) {}
+  /// What a rank sleeps for: that its group's epoch moves on.
+  struct sleeper {
+    group const* at = nullptr; // null: it does not sleep
+    std::uint64_t epoch = 0;
+    signature const* sign = nullptr;
+  };
+
+  explicit world(int ranks)
+      : gone(static_cast<std::size_t>(ranks), 0), asleep(static_cast<std::size_t>(ranks)) {}
 
   std::mutex mutex;
-  std::vector<char> gone; // ranks whose function has ended
-  std::string failure;    // of the first rank that failed; empty: none
+  std::vector<char> gone;      // ranks whose function has ended
+  std::vector<sleeper> asleep; // by rank
+  std::string failure;         // of the first rank that failed; empty: none
   std::vector<std::weak_ptr<group>> groups;
   std::vector<std::shared_ptr<group>>
       forming; // not yet joined by all members: what befalls it is for them too
@@ -9684,6 +9694,9 @@ struct world {
   std::shared_ptr<group> group_of(std::uint64_t id, std::vector<int> const& members);
   /// Rank `rank` has ended, by an exception if `why` is not empty: nobody need wait for it.
   void leave(int rank, std::string const& why);
+  /// Ends all groups if every rank sleeps and nothing has happened that wakes one: then nothing ever will.
+  /// Called with the mutex held.
+  void end_if_stuck();
 };
 
 /// Ranks that communicate, numbered anew from 0.
@@ -9811,6 +9824,22 @@ inline void world::leave(int rank, std::string const& why) {
     if (auto held = known.lock()) held->wake();
 }
 
+inline void world::end_if_stuck() {
+  std::string all;
+  for (std::size_t rank = 0; rank < asleep.size(); ++rank) {
+    if (gone[rank] != 0) continue;
+    auto const& [at, epoch, sign] = asleep[rank];
+    if (at == nullptr || at->epoch != epoch) return;
+    all += tessera::text_of(all.empty() ? "" : ", ", "rank ", rank, " ", text_of(*sign), " (group ", at->id,
+                            ")");
+  }
+  for (auto& known : groups)
+    if (auto held = known.lock())
+      held->end(group::fate::mismatch,
+                "ranks called different collectives, or on different communicators, and all of them wait: " +
+                    all);
+}
+
 } // namespace tessera::inline TESSERA_ABI::comm::detail
 
 #endif
@@ -9899,7 +9928,12 @@ public:
     std::unique_lock lock(group_->owner.mutex);
     auto const moved = [&] { return group_->epoch != p.epoch; };
     if (stall_limit_ <= 0) {
+      auto& world = group_->owner;
+      auto& self = world.asleep[static_cast<std::size_t>(group_->members[static_cast<std::size_t>(rank_)])];
+      self = {group_.get(), p.epoch, &sign};
+      world.end_if_stuck();
       group_->changed.wait(lock, moved);
+      self = {};
     } else if (!group_->changed.wait_until(lock, p.start + std::chrono::duration<double>(stall_limit_),
                                            moved)) {
       group_->end(group::fate::stalled,
@@ -10501,9 +10535,10 @@ class mpi : public detail::interface<mpi, detail::engine<detail::mpi_transport>>
 
 public:
   /// Collective over `borrowed`, of which it makes two duplicates: the caller's messages, error handler and
-  /// attributes stay its own. To be destroyed before MPI_Finalize. Throws config_error if MPI is not running,
-  /// was initialised below `options.level`, is
-  /// not CUDA-aware where `device_buffers` are wanted, or if the ranks' options differ (on all of them).
+  /// attributes stay its own. To be destroyed before MPI_Finalize. Throws config_error if the ranks'
+  /// `checked` or `stall_limit` differ (on all of them), and before it calls MPI (on this rank alone) if MPI
+  /// is not running, was initialised below `options.level`, or is not CUDA-aware where `device_buffers` are
+  /// wanted.
   explicit mpi(MPI_Comm borrowed, mpi_options options = {}, site where = site::here())
       : base(make(borrowed, options, where)) {}
 
@@ -16427,7 +16462,7 @@ struct adamw_rule {
 };
 
 /// One AdamW update of the arrays that the caller holds. `master` may be empty. Throws size_error where the
-/// lengths differ, config_error (E-optim-004) where step is below 1.
+/// lengths differ, config_error (E-optim-004, E-optim-007) where step is below 1 or a beta not in [0, 1).
 template <exec::space Ex, span_in<typename Ex::memory> Weights, span_in<typename Ex::memory> Gradients>
   requires(storage_scalar<typename Weights::element_type>&& storage_scalar<typename Gradients::value_type>)
 void adamw_update(Ex& ex, Weights weights, memory_span<float, typename Ex::memory> master,
@@ -16438,6 +16473,10 @@ void adamw_update(Ex& ex, Weights weights, memory_span<float, typename Ex::memor
   if (values.step < 1)
     throw config_error("E-optim-004", where, "the number of an update is ", values.step,
                        "; the first is 1, as its bias correction needs");
+  for (auto beta : {options.beta1, options.beta2})
+    if (!(beta >= 0 && beta < 1))
+      throw config_error("E-optim-007", where, "a decay of AdamW's moments is ", beta,
+                         "; beta1 and beta2 are 0 or more and below 1");
   using shard =
       flat_shard<typename Weights::value_type, typename Gradients::value_type, 2, typename Ex::memory>;
   flat_update(ex,
@@ -16471,7 +16510,7 @@ public:
   adamw_options const& options() const noexcept { return options_; }
 
   /// Sets the master weights, from the weights as stored or from better known fp32 values. Without a master
-  /// only the length is checked.
+  /// there is nothing to set.
   template <span_in<memory> Values>
     requires(std::same_as<typename Values::value_type, T> || std::same_as<typename Values::value_type, float>)
   void start_from(Ex& ex, Values values, site where = site::here()) {
@@ -16736,12 +16775,16 @@ public:
     return (has_master ? 4 : 0) + (options.momentum != 0 ? 4 : 0);
   }
 
-  /// `decayed`: the elements that weight decay acts on, in order and disjoint.
+  /// `decayed`: the elements that weight decay acts on, in order and disjoint. Throws config_error for
+  /// Nesterov's look ahead without momentum.
   sgd(Ex&, index_t elements, sgd_options options, std::vector<layout::range> decayed,
       memory_account account = {nullptr, memory_kind::optimizer_state}, site where = site::here())
       : elements_(elements), options_(options), decayed_(static_cast<std::vector<layout::range>&&>(decayed)),
         master_({has_master ? elements : 0}, account, where),
-        velocity_({options.momentum != 0 ? elements : 0}, account, where) {}
+        velocity_({options.momentum != 0 ? elements : 0}, account, where) {
+    if (options.nesterov && options.momentum == 0)
+      throw config_error("E-optim-008", where, "nesterov looks ahead along the momentum, and momentum is 0");
+  }
 
   index_t elements() const noexcept { return elements_; }
   sgd_options const& options() const noexcept { return options_; }
@@ -17141,10 +17184,14 @@ struct transformer_config {
 
   /// Throws config_error where no such model exists. Every message names the field, its value and the remedy.
   void validate(site where = site::here()) const {
+    constexpr auto most = index_t{1} << 40; // above any model, and sums of a few such sizes fit
     auto const positive = [&](char const* field, index_t value) {
       if (value < 1)
         throw config_error("E-nn-001", where, "transformer_config: ", field, " is ", value,
                            ", set it to 1 or more");
+      if (value > most)
+        throw config_error("E-nn-001", where, "transformer_config: ", field, " is ", value, ", set it to ",
+                           most, " or less");
     };
     positive("vocabulary_size", vocabulary_size);
     positive("sequence_length", sequence_length);
@@ -21013,7 +21060,8 @@ namespace tessera::inline TESSERA_ABI::parallel {
 
 struct data_parallel_options {
   int zero = 1;                            ///< Stage 0 or 1.
-  index_t bucket_bytes = index_t{4} << 20; ///< Units are reduced together until they are this large.
+  index_t bucket_bytes = index_t{4} << 20; ///< Units wait for each other until they are this large together;
+                                           ///< stage 0 then sends one message, stage 1 one a unit.
   int in_flight = 2;                       ///< Messages under way at once; each has memory of its own, which
                                            ///< grows to the largest message that it has carried.
   comm::summation order = comm::summation::rank_order;
@@ -24340,7 +24388,7 @@ inline constexpr field fields[] = {
      "step, or 'warm_up_stable_decay': stable, then down over the last decay_steps.",
      binding::refused, 0, 0, "constant|linear|cosine|warm_up_stable_decay"},
     {"Training", "warm_up_steps", &settings::warm_up_steps,
-     "Steps over which the learning rate rises from 0.", binding::refused, 0, 1e12},
+     "Steps over which the learning rate rises to the largest.", binding::refused, 0, 1e12},
     {"Training", "decay_steps", &settings::decay_steps,
      "Length of the decay of 'warm_up_stable_decay'. 0: a fifth of the steps.", binding::refused, 0, 1e12},
     {"Training", "final_rate_share", &settings::final_rate_share,
@@ -24407,8 +24455,10 @@ inline constexpr field fields[] = {
     {"Layout", "reproducible", &settings::reproducible,
      "The same bits on any number of data and pipeline ranks, for more memory and time.", binding::layout},
     {"Layout", "bucket_mib", &settings::bucket_mib,
-     "Gradients are reduced in pieces of about this many MiB while the backward pass runs.", binding::free,
-     0.001, 65536},
+     "With zero_stage 0 gradients are reduced in pieces of about this many MiB while backward runs; the "
+     "other "
+     "stages reduce unit by unit.",
+     binding::free, 0.001, 65536},
 
     {"Run", "run", &settings::run,
      "Folder of the run: checkpoints, metrics.csv, loss.svg, summary.json. If it holds a checkpoint, the run "
@@ -24539,7 +24589,6 @@ inline void check(settings const& s, site where = site::here()) {
          "which only family llama has; set it to 0 or choose llama");
   refuse(s.rotary_theta != settings{}.rotary_theta && !llama, "rotary_theta",
          "which only family llama has; leave it out or choose llama");
-  refuse(s.dropout != 0 && llama, "dropout", "which family llama does not have; set it to 0 or choose gpt2");
   refuse(s.final_rate_share != settings{}.final_rate_share && s.schedule == "constant", "final_rate_share",
          "and schedule constant has no end; leave it out or choose another schedule");
   refuse(s.decay_steps != 0 && s.schedule != "warm_up_stable_decay", "decay_steps",
@@ -25068,7 +25117,8 @@ inline std::vector<run_difference> differences(run_state const& saved, run_state
   compare("data", saved.data, current.data);
   compare("optimizer", saved.optimizer, current.optimizer);
   compare("layout", saved.layout, current.layout);
-  compare("arithmetic", saved.arithmetic, current.arithmetic);
+  if (saved.chosen.device == current.chosen.device) // another device says it already
+    compare("arithmetic", saved.arithmetic, current.arithmetic);
   for (auto const& f : fields)
     if (f.bound == binding::refused)
       compare(f.name, value_text(saved.chosen, f), value_text(current.chosen, f));
@@ -25832,9 +25882,9 @@ generate(Ex& ex, nn::decoder<Ex, T, G>& decoder, std::vector<std::int32_t> const
 
 namespace tessera::inline TESSERA_ABI::train {
 
-/// The layout that the settings name, in one line or one by one. Throws config_error where both are given, or
-/// the line cannot be read.
-inline parallel::training_layout layout_of(settings const& s, site where = site::here()) {
+namespace detail {
+
+inline parallel::training_layout layout_as_said(settings const& s, site where) {
   using kind = layout::schedule_kind;
   settings const defaults;
   if (s.layout.empty())
@@ -25870,6 +25920,18 @@ inline parallel::training_layout layout_of(settings const& s, site where = site:
   if (said.micro_batch != s.micro_batch && s.micro_batch != defaults.micro_batch)
     throw config_error("E-train-007", where, "layout is '", s.layout, "', and micro_batch is ", s.micro_batch,
                        "; say it in one place");
+  return said;
+}
+
+} // namespace detail
+
+/// The layout that the settings name, in one line or one by one. Throws config_error where both are given, or
+/// the line cannot be read, or a setting has no meaning in it.
+inline parallel::training_layout layout_of(settings const& s, site where = site::here()) {
+  auto const said = detail::layout_as_said(s, where);
+  if (said.zero != 0 && s.bucket_mib != settings{}.bucket_mib)
+    throw config_error("E-train-007", where, "bucket_mib is ", s.bucket_mib, ", and ZeRO stage ", said.zero,
+                       " reduces unit by unit; leave it out or choose zero_stage 0");
   return said;
 }
 
@@ -26856,13 +26918,14 @@ public:
     model_.initialise(ex_, seed());
     resume(where);
     if (settings_.measure_peak) peak_ = comm_.all_reduce(matrix_peak<T>(ex_));
-    for (auto const& note : ex_.notes()) shown_.note(note);
+    show_notes();
   }
 
   /// Trains to the last step, validates on all validation samples, and leaves a checkpoint.
   void run(site where = site::here()) {
     while (step_ < settings_.steps) {
       auto row = train_step(where);
+      show_notes();
       auto const last = step_ == settings_.steps;
       if (last || due(settings_.validate_every)) {
         validation_ = validate(last ? 0 : settings_.validation_samples, where);
@@ -27099,6 +27162,12 @@ private:
     if (step_ == settings_.steps) shown_.note("checkpoint " + checkpoint_);
   }
 
+  /// What the space has to say, once.
+  void show_notes() {
+    auto const& notes = ex_.notes();
+    for (; notes_shown_ < notes.size(); ++notes_shown_) shown_.note(notes[notes_shown_]);
+  }
+
   void show(metrics_row const& row) {
     auto const blend = seconds_a_step_ == 0 ? 1.0 : 0.1;
     auto const seconds =
@@ -27138,6 +27207,7 @@ private:
   nn::loss_sum validation_;
   double peak_ = 0;
   double seconds_a_step_ = 0;
+  std::size_t notes_shown_ = 0;
 };
 
 } // namespace tessera::inline TESSERA_ABI::train

@@ -331,6 +331,8 @@ TEST_CASE("all_gather and gather put the ranks' parts in order, scatter takes th
           if (is_root) CHECK(same_bits(whole, even));
           if (is_root) CHECK(same_bits(parts, odd));
           if (is_root) { // in place
+            for (std::size_t i = 0; i < parts.size(); ++i)
+              if (i < at(my_begin) || i >= at(my_begin) + my_odd.size()) parts[i] = T{};
             c.gather_v(std::span(parts), std::span(parts).subspan(at(my_begin), my_odd.size()), counts, root);
             CHECK(same_bits(parts, odd));
           } else {
@@ -341,11 +343,14 @@ TEST_CASE("all_gather and gather put the ranks' parts in order, scatter takes th
           c.scatter_v(std::span(some), parts, counts, root);
           CHECK(same_bits(one, mine));
           CHECK(same_bits(some, my_odd));
-          if (is_root)
+          if (is_root) {
             c.scatter_v(std::span(parts).subspan(at(my_begin), my_odd.size()), parts, counts, root);
-          else
+            CHECK(same_bits(parts, odd));
+          } else {
+            some.assign(some.size(), T{});
             c.scatter_v(std::span(some), parts, counts, root);
-          CHECK(same_bits(some, my_odd));
+            CHECK(same_bits(some, my_odd));
+          }
         }
       }
     });

@@ -109,6 +109,28 @@ TEST_CASE("ranks that disagree on roots or counts all learn it") {
   }
 }
 
+TEST_CASE("ranks that all wait for each other in different communicators or calls learn it; nobody hangs") {
+  for (int other : {0, 1, 2}) {
+    CAPTURE(other);
+    std::atomic<int> told = 0;
+    comm::run_threads(3, [&](comm::threads& ranks) {
+      auto twin = ranks.split(0, ranks.rank());
+      auto const caught = test::error_of<collective_mismatch>([&] {
+        float value = 0;
+        if (ranks.rank() != other)
+          twin.barrier();
+        else if (other == 0)
+          ranks.barrier();
+        else
+          ranks.receive(std::span(&value, 1), 0, 0);
+      });
+      told += caught.id == "E-comm-010" && caught.says("all of them wait: rank 0 ") &&
+              caught.says(other == 0 ? "barrier" : "receive") && caught.says(", rank 2 ");
+    });
+    CHECK(told == 3);
+  }
+}
+
 TEST_CASE("a rank that ends early is a mismatch for those that wait for it") {
   auto const ends = ends_of(3, [](comm::threads& c) {
     c.barrier();

@@ -35,6 +35,7 @@ TEST_CASE("an impossible config is refused with the field, its value and the rem
   for (auto const& [spoil, id, says] : {
            misuse{[](auto& c) { c.vocabulary_size = 0; }, "E-nn-001", "vocabulary_size is 0, set it to 1"},
            misuse{[](auto& c) { c.layers = -1; }, "E-nn-001", "layers is -1"},
+           misuse{[](auto& c) { c.width = index_t{1} << 60; }, "E-nn-001", "or less"},
            misuse{[](auto& c) { c.heads = 0; }, "E-nn-001", "heads is 0"},
            misuse{[](auto& c) { c.key_value_heads = -2; }, "E-nn-001", "key_value_heads (0 counts as heads)"},
            misuse{[](auto& c) { c.feed_forward = -5; }, "E-nn-001", "feed_forward"},

@@ -191,7 +191,9 @@ TEST_CASE("a slower path is noted once") {
   ops::matmul(ex, c.view(), a.view(), b.view());
   auto const notes = ex.notes().size();
   ops::matmul(ex, c.view(), a.view(), b.view());
-  CHECK(notes <= 1);
+#if defined(TESSERA_WITH_ONEDNN) && defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bf16") == 0) CHECK(notes == 1);
+#endif
   CHECK(ex.notes().size() == notes); // said once
 }
 

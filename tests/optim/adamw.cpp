@@ -215,6 +215,13 @@ TEST_CASE("Impossible updates are refused by name") {
   };
   CHECK(id_thrown_by<size_error>(step(few, 1)) == "E-optim-001");
   CHECK(id_thrown_by<config_error>(step(gradients, 0)) == "E-optim-004");
+  for (auto const& wrong :
+       {optim::adamw_options{.beta1 = 1}, {.beta2 = 1}, {.beta1 = -0.1}, {.beta2 = std::nan("")}}) {
+    optim::adamw<exec::host, float> divided(ex, 8, wrong, {});
+    CHECK(id_thrown_by<config_error>([&] {
+            divided.step(ex, std::span(weights), std::span<float const>(gradients), {});
+          }) == "E-optim-007");
+  }
   optim::adamw<exec::host, float> outside(ex, 8, {}, {{4, 9}});
   CHECK(id_thrown_by<size_error>([&] {
           outside.step(ex, std::span(weights), std::span<float const>(gradients), {});

@@ -76,3 +76,10 @@ TEST_CASE("State is kept only where it is needed, and counted") {
   CHECK(full.state_bytes({}) == 8);
   CHECK(full.state_bytes({.momentum = 0}) == 4);
 }
+
+TEST_CASE("Looking ahead without momentum is refused") {
+  exec::host ex({.threads = 1});
+  CHECK(id_thrown_by<config_error>([&] {
+          optim::sgd<exec::host, float>(ex, 8, {.momentum = 0, .nesterov = true}, {});
+        }) == "E-optim-008");
+}

@@ -13,7 +13,8 @@ tessera_missing() {
   need ninja-build 'ninja --version'
   need python3 'python3 --version'
   need mpich 'mpiexec --version'
-  need libmpich-dev 'mpicxx -show || mpicc -show'
+  mpi4() { printf '#include <mpi.h>\n#if MPI_VERSION < 4\n#error MPI-4 is needed\n#endif\n' | mpicxx -E -x c++ - ; }
+  need libmpich-dev mpi4
   need libdnnl-dev 'header dnnl.hpp'
   need nlohmann-json3-dev 'header nlohmann/json.hpp'
   need libxxhash-dev 'header xxhash.h'

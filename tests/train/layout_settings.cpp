@@ -83,6 +83,17 @@ TEST_CASE("a line leaves the micro-batch to its own setting, and says the rest a
   CHECK(refused().id == "E-parallel-075");
 }
 
+TEST_CASE("the size of buckets is refused where there are none") {
+  train::settings s;
+  s.bucket_mib = 8;
+  CHECK(test::error_of<config_error>([&] { (void)train::layout_of(s); }).says("choose zero_stage 0"));
+  s.zero_stage = 0;
+  CHECK(train::layout_of(s).zero == 0);
+  s.zero_stage = 1;
+  s.layout = "data 2, zero 0";
+  CHECK(train::layout_of(s).zero == 0);
+}
+
 TEST_CASE("what changes no bit is no difference between two runs") {
   parallel::training_layout const l{.data = 2, .pipeline = 2, .zero = 1, .micro_batch = 4};
   auto other = l;

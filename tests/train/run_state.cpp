@@ -91,6 +91,8 @@ TEST_CASE("other data and another layout are refused, and all differences are li
   CHECK(rest.find("layout:") == std::string::npos);
   CHECK(rest.find("learning_rate") != std::string::npos);
   CHECK(refusal(other, {"data", "layout", "arithmetic", "learning_rate"}).empty());
+  other.chosen.device = "cuda"; // whose arithmetic is another
+  CHECK(refusal(other, {"data", "layout", "learning_rate"}).find("arithmetic") == std::string::npos);
 }
 
 TEST_CASE("an allowed difference that does not exist is an error") {

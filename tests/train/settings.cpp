@@ -107,7 +107,6 @@ TEST_CASE("settings that do not fit each other are errors that say how to fix th
       {{"family", "width", "heads"}, {"llama", "12", "4"}, "E-train-006", "16"},
       {{"key_value_heads"}, {"2"}, "E-train-007", "llama"},
       {{"family", "key_value_heads"}, {"llama", "3"}, "E-train-006", "divisor"},
-      {{"family", "dropout"}, {"llama", "0.1"}, "E-train-007", "gpt2"},
       {{"rotary_theta"}, {"500000"}, "E-train-007", "llama"},
       {{"schedule", "final_rate_share"}, {"constant", "0.5"}, "E-train-007", "another schedule"},
       {{"vocabulary"}, {"1000"}, "E-train-007", "sentencepiece"},

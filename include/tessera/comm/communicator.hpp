@@ -243,7 +243,8 @@ concept communicates_in = memory_space<Memory> &&
 ///
 /// Errors: size_error, config_error (here and now, nothing sent); collective_mismatch (checked communicators:
 /// on all ranks, naming both calls), peer_failed, stalled, library_error: after those the communicator is
-/// lost. numeric_error (integer overflow): on all ranks; the communicator stays usable.
+/// lost, and MPI may still write to buffers of calls that had not finished: keep them until MPI_Finalize.
+/// numeric_error (integer overflow): on all ranks; the communicator stays usable.
 template <class C>
 concept communicator = communicates_in<C, host_memory> && communicates_in<C, typename C::bulk_memory> &&
     requires(C& c, reduce_options how, typename C::request pending) {

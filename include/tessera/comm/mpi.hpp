@@ -68,9 +68,10 @@ class mpi : public detail::interface<mpi, detail::engine<detail::mpi_transport>>
 
 public:
   /// Collective over `borrowed`, of which it makes two duplicates: the caller's messages, error handler and
-  /// attributes stay its own. To be destroyed before MPI_Finalize. Throws config_error if MPI is not running,
-  /// was initialised below `options.level`, is
-  /// not CUDA-aware where `device_buffers` are wanted, or if the ranks' options differ (on all of them).
+  /// attributes stay its own. To be destroyed before MPI_Finalize. Throws config_error if the ranks'
+  /// `checked` or `stall_limit` differ (on all of them), and before it calls MPI (on this rank alone) if MPI
+  /// is not running, was initialised below `options.level`, or is not CUDA-aware where `device_buffers` are
+  /// wanted.
   explicit mpi(MPI_Comm borrowed, mpi_options options = {}, site where = site::here())
       : base(make(borrowed, options, where)) {}
 

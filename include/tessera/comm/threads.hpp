@@ -1,6 +1,6 @@
 /// Ranks that are threads of one process: for tests, for a laptop, for eight ranks on two cores. They sleep
 /// while they wait. Every collective's signature is compared; a rank that throws wakes all others with
-/// peer_failed.
+/// peer_failed. Ranks that all wait for each other, as in two communicators, are told so: none hangs.
 ///
 ///     comm::run_threads(4, [](comm::threads& ranks) {
 ///       std::vector<float> mine(8, 1.0f);
@@ -100,7 +100,12 @@ public:
     std::unique_lock lock(group_->owner.mutex);
     auto const moved = [&] { return group_->epoch != p.epoch; };
     if (stall_limit_ <= 0) {
+      auto& world = group_->owner;
+      auto& self = world.asleep[static_cast<std::size_t>(group_->members[static_cast<std::size_t>(rank_)])];
+      self = {group_.get(), p.epoch, &sign};
+      world.end_if_stuck();
       group_->changed.wait(lock, moved);
+      self = {};
     } else if (!group_->changed.wait_until(lock, p.start + std::chrono::duration<double>(stall_limit_),
                                            moved)) {
       group_->end(group::fate::stalled,

@@ -47,10 +47,14 @@ struct transformer_config {
 
   /// Throws config_error where no such model exists. Every message names the field, its value and the remedy.
   void validate(site where = site::here()) const {
+    constexpr auto most = index_t{1} << 40; // above any model, and sums of a few such sizes fit
     auto const positive = [&](char const* field, index_t value) {
       if (value < 1)
         throw config_error("E-nn-001", where, "transformer_config: ", field, " is ", value,
                            ", set it to 1 or more");
+      if (value > most)
+        throw config_error("E-nn-001", where, "transformer_config: ", field, " is ", value, ", set it to ",
+                           most, " or less");
     };
     positive("vocabulary_size", vocabulary_size);
     positive("sequence_length", sequence_length);

@@ -60,7 +60,7 @@ struct adamw_rule {
 };
 
 /// One AdamW update of the arrays that the caller holds. `master` may be empty. Throws size_error where the
-/// lengths differ, config_error (E-optim-004) where step is below 1.
+/// lengths differ, config_error (E-optim-004, E-optim-007) where step is below 1 or a beta not in [0, 1).
 template <exec::space Ex, span_in<typename Ex::memory> Weights, span_in<typename Ex::memory> Gradients>
   requires(storage_scalar<typename Weights::element_type>&& storage_scalar<typename Gradients::value_type>)
 void adamw_update(Ex& ex, Weights weights, memory_span<float, typename Ex::memory> master,
@@ -71,6 +71,10 @@ void adamw_update(Ex& ex, Weights weights, memory_span<float, typename Ex::memor
   if (values.step < 1)
     throw config_error("E-optim-004", where, "the number of an update is ", values.step,
                        "; the first is 1, as its bias correction needs");
+  for (auto beta : {options.beta1, options.beta2})
+    if (!(beta >= 0 && beta < 1))
+      throw config_error("E-optim-007", where, "a decay of AdamW's moments is ", beta,
+                         "; beta1 and beta2 are 0 or more and below 1");
   using shard =
       flat_shard<typename Weights::value_type, typename Gradients::value_type, 2, typename Ex::memory>;
   flat_update(ex,
@@ -104,7 +108,7 @@ public:
   adamw_options const& options() const noexcept { return options_; }
 
   /// Sets the master weights, from the weights as stored or from better known fp32 values. Without a master
-  /// only the length is checked.
+  /// there is nothing to set.
   template <span_in<memory> Values>
     requires(std::same_as<typename Values::value_type, T> || std::same_as<typename Values::value_type, float>)
   void start_from(Ex& ex, Values values, site where = site::here()) {

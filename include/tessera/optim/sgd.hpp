@@ -73,12 +73,16 @@ public:
     return (has_master ? 4 : 0) + (options.momentum != 0 ? 4 : 0);
   }
 
-  /// `decayed`: the elements that weight decay acts on, in order and disjoint.
+  /// `decayed`: the elements that weight decay acts on, in order and disjoint. Throws config_error for
+  /// Nesterov's look ahead without momentum.
   sgd(Ex&, index_t elements, sgd_options options, std::vector<layout::range> decayed,
       memory_account account = {nullptr, memory_kind::optimizer_state}, site where = site::here())
       : elements_(elements), options_(options), decayed_(static_cast<std::vector<layout::range>&&>(decayed)),
         master_({has_master ? elements : 0}, account, where),
-        velocity_({options.momentum != 0 ? elements : 0}, account, where) {}
+        velocity_({options.momentum != 0 ? elements : 0}, account, where) {
+    if (options.nesterov && options.momentum == 0)
+      throw config_error("E-optim-008", where, "nesterov looks ahead along the momentum, and momentum is 0");
+  }
 
   index_t elements() const noexcept { return elements_; }
   sgd_options const& options() const noexcept { return options_; }

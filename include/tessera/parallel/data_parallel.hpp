@@ -38,7 +38,8 @@ namespace tessera::inline TESSERA_ABI::parallel {
 
 struct data_parallel_options {
   int zero = 1;                            ///< Stage 0 or 1.
-  index_t bucket_bytes = index_t{4} << 20; ///< Units are reduced together until they are this large.
+  index_t bucket_bytes = index_t{4} << 20; ///< Units wait for each other until they are this large together;
+                                           ///< stage 0 then sends one message, stage 1 one a unit.
   int in_flight = 2;                       ///< Messages under way at once; each has memory of its own, which
                                            ///< grows to the largest message that it has carried.
   comm::summation order = comm::summation::rank_order;

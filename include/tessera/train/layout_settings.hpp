@@ -9,9 +9,9 @@
 
 namespace tessera::inline TESSERA_ABI::train {
 
-/// The layout that the settings name, in one line or one by one. Throws config_error where both are given, or
-/// the line cannot be read.
-inline parallel::training_layout layout_of(settings const& s, site where = site::here()) {
+namespace detail {
+
+inline parallel::training_layout layout_as_said(settings const& s, site where) {
   using kind = layout::schedule_kind;
   settings const defaults;
   if (s.layout.empty())
@@ -47,6 +47,18 @@ inline parallel::training_layout layout_of(settings const& s, site where = site:
   if (said.micro_batch != s.micro_batch && s.micro_batch != defaults.micro_batch)
     throw config_error("E-train-007", where, "layout is '", s.layout, "', and micro_batch is ", s.micro_batch,
                        "; say it in one place");
+  return said;
+}
+
+} // namespace detail
+
+/// The layout that the settings name, in one line or one by one. Throws config_error where both are given, or
+/// the line cannot be read, or a setting has no meaning in it.
+inline parallel::training_layout layout_of(settings const& s, site where = site::here()) {
+  auto const said = detail::layout_as_said(s, where);
+  if (said.zero != 0 && s.bucket_mib != settings{}.bucket_mib)
+    throw config_error("E-train-007", where, "bucket_mib is ", s.bucket_mib, ", and ZeRO stage ", said.zero,
+                       " reduces unit by unit; leave it out or choose zero_stage 0");
   return said;
 }
 

@@ -175,7 +175,7 @@ inline constexpr field fields[] = {
      "step, or 'warm_up_stable_decay': stable, then down over the last decay_steps.",
      binding::refused, 0, 0, "constant|linear|cosine|warm_up_stable_decay"},
     {"Training", "warm_up_steps", &settings::warm_up_steps,
-     "Steps over which the learning rate rises from 0.", binding::refused, 0, 1e12},
+     "Steps over which the learning rate rises to the largest.", binding::refused, 0, 1e12},
     {"Training", "decay_steps", &settings::decay_steps,
      "Length of the decay of 'warm_up_stable_decay'. 0: a fifth of the steps.", binding::refused, 0, 1e12},
     {"Training", "final_rate_share", &settings::final_rate_share,
@@ -242,8 +242,10 @@ inline constexpr field fields[] = {
     {"Layout", "reproducible", &settings::reproducible,
      "The same bits on any number of data and pipeline ranks, for more memory and time.", binding::layout},
     {"Layout", "bucket_mib", &settings::bucket_mib,
-     "Gradients are reduced in pieces of about this many MiB while the backward pass runs.", binding::free,
-     0.001, 65536},
+     "With zero_stage 0 gradients are reduced in pieces of about this many MiB while backward runs; the "
+     "other "
+     "stages reduce unit by unit.",
+     binding::free, 0.001, 65536},
 
     {"Run", "run", &settings::run,
      "Folder of the run: checkpoints, metrics.csv, loss.svg, summary.json. If it holds a checkpoint, the run "
@@ -374,7 +376,6 @@ inline void check(settings const& s, site where = site::here()) {
          "which only family llama has; set it to 0 or choose llama");
   refuse(s.rotary_theta != settings{}.rotary_theta && !llama, "rotary_theta",
          "which only family llama has; leave it out or choose llama");
-  refuse(s.dropout != 0 && llama, "dropout", "which family llama does not have; set it to 0 or choose gpt2");
   refuse(s.final_rate_share != settings{}.final_rate_share && s.schedule == "constant", "final_rate_share",
          "and schedule constant has no end; leave it out or choose another schedule");
   refuse(s.decay_steps != 0 && s.schedule != "warm_up_stable_decay", "decay_steps",

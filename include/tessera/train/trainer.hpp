@@ -71,13 +71,14 @@ public:
     model_.initialise(ex_, seed());
     resume(where);
     if (settings_.measure_peak) peak_ = comm_.all_reduce(matrix_peak<T>(ex_));
-    for (auto const& note : ex_.notes()) shown_.note(note);
+    show_notes();
   }
 
   /// Trains to the last step, validates on all validation samples, and leaves a checkpoint.
   void run(site where = site::here()) {
     while (step_ < settings_.steps) {
       auto row = train_step(where);
+      show_notes();
       auto const last = step_ == settings_.steps;
       if (last || due(settings_.validate_every)) {
         validation_ = validate(last ? 0 : settings_.validation_samples, where);
@@ -314,6 +315,12 @@ private:
     if (step_ == settings_.steps) shown_.note("checkpoint " + checkpoint_);
   }
 
+  /// What the space has to say, once.
+  void show_notes() {
+    auto const& notes = ex_.notes();
+    for (; notes_shown_ < notes.size(); ++notes_shown_) shown_.note(notes[notes_shown_]);
+  }
+
   void show(metrics_row const& row) {
     auto const blend = seconds_a_step_ == 0 ? 1.0 : 0.1;
     auto const seconds =
@@ -353,6 +360,7 @@ private:
   nn::loss_sum validation_;
   double peak_ = 0;
   double seconds_a_step_ = 0;
+  std::size_t notes_shown_ = 0;
 };
 
 } // namespace tessera::inline TESSERA_ABI::train

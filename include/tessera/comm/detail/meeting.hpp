@@ -84,11 +84,20 @@ struct group;
 
 /// What all rank threads of one run share. One mutex guards everything that is shared.
 struct world {
-  explicit world(int ranks) : gone(static_cast<std::size_t>(ranks), 0) {}
+  /// What a rank sleeps for: that its group's epoch moves on.
+  struct sleeper {
+    group const* at = nullptr; // null: it does not sleep
+    std::uint64_t epoch = 0;
+    signature const* sign = nullptr;
+  };
+
+  explicit world(int ranks)
+      : gone(static_cast<std::size_t>(ranks), 0), asleep(static_cast<std::size_t>(ranks)) {}
 
   std::mutex mutex;
-  std::vector<char> gone; // ranks whose function has ended
-  std::string failure;    // of the first rank that failed; empty: none
+  std::vector<char> gone;      // ranks whose function has ended
+  std::vector<sleeper> asleep; // by rank
+  std::string failure;         // of the first rank that failed; empty: none
   std::vector<std::weak_ptr<group>> groups;
   std::vector<std::shared_ptr<group>>
       forming; // not yet joined by all members: what befalls it is for them too
@@ -96,6 +105,9 @@ struct world {
   std::shared_ptr<group> group_of(std::uint64_t id, std::vector<int> const& members);
   /// Rank `rank` has ended, by an exception if `why` is not empty: nobody need wait for it.
   void leave(int rank, std::string const& why);
+  /// Ends all groups if every rank sleeps and nothing has happened that wakes one: then nothing ever will.
+  /// Called with the mutex held.
+  void end_if_stuck();
 };
 
 /// Ranks that communicate, numbered anew from 0.
@@ -221,6 +233,22 @@ inline void world::leave(int rank, std::string const& why) {
   if (failure.empty() && !why.empty()) failure = tessera::text_of("rank ", rank, " failed: ", why);
   for (auto& known : groups)
     if (auto held = known.lock()) held->wake();
+}
+
+inline void world::end_if_stuck() {
+  std::string all;
+  for (std::size_t rank = 0; rank < asleep.size(); ++rank) {
+    if (gone[rank] != 0) continue;
+    auto const& [at, epoch, sign] = asleep[rank];
+    if (at == nullptr || at->epoch != epoch) return;
+    all += tessera::text_of(all.empty() ? "" : ", ", "rank ", rank, " ", text_of(*sign), " (group ", at->id,
+                            ")");
+  }
+  for (auto& known : groups)
+    if (auto held = known.lock())
+      held->end(group::fate::mismatch,
+                "ranks called different collectives, or on different communicators, and all of them wait: " +
+                    all);
 }
 
 } // namespace tessera::inline TESSERA_ABI::comm::detail
