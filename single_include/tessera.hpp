@@ -9825,14 +9825,14 @@ inline void world::leave(int rank, std::string const& why) {
 }
 
 inline void world::end_if_stuck() {
+  for (std::size_t rank = 0; rank < asleep.size(); ++rank)
+    if (gone[rank] == 0 && (asleep[rank].at == nullptr || asleep[rank].at->epoch != asleep[rank].epoch))
+      return;
   std::string all;
-  for (std::size_t rank = 0; rank < asleep.size(); ++rank) {
-    if (gone[rank] != 0) continue;
-    auto const& [at, epoch, sign] = asleep[rank];
-    if (at == nullptr || at->epoch != epoch) return;
-    all += tessera::text_of(all.empty() ? "" : ", ", "rank ", rank, " ", text_of(*sign), " (group ", at->id,
-                            ")");
-  }
+  for (std::size_t rank = 0; rank < asleep.size(); ++rank)
+    if (gone[rank] == 0)
+      all += tessera::text_of(all.empty() ? "" : ", ", "rank ", rank, " ", text_of(*asleep[rank].sign),
+                              " (group ", asleep[rank].at->id, ")");
   for (auto& known : groups)
     if (auto held = known.lock())
       held->end(group::fate::mismatch,
@@ -22299,6 +22299,7 @@ private:
 #define TESSERA_PARALLEL_TRAINING_LAYOUT_HPP
 
 #include <algorithm>
+#include <limits>
 
 namespace tessera::inline TESSERA_ABI::parallel {
 
@@ -22378,16 +22379,16 @@ struct training_layout {
   }
 
 private:
-  static constexpr int most_ranks = 1 << 15; ///< Along one axis.
+  static constexpr int most_ranks = 1 << 15; ///< Along one axis, so that no product overflows.
 
   void check_values(site where) const {
-    auto const at_least = [&](char const* name, index_t value, index_t least) {
+    auto const at_least = [&](char const* name, index_t value, index_t least, index_t most = most_ranks) {
       if (value < least)
         throw config_error("E-parallel-070", where, "layout: ", name, " is ", value, "; set it to ", least,
                            " or more");
-      if (value > most_ranks && std::string_view(name) != "micro_batch") // so that no product overflows
-        throw config_error("E-parallel-070", where, "layout: ", name, " is ", value, "; set it to ",
-                           most_ranks, " or less");
+      if (value > most)
+        throw config_error("E-parallel-070", where, "layout: ", name, " is ", value, "; set it to ", most,
+                           " or less");
     };
     at_least("data", data, 0);
     at_least("tensor", tensor, 1);
@@ -22396,7 +22397,7 @@ private:
     at_least("zero", zero, 0);
     at_least("shard_group", shard_group, 0);
     at_least("chunks", chunks, 1);
-    at_least("micro_batch", micro_batch, 0);
+    at_least("micro_batch", micro_batch, 0, (std::numeric_limits<index_t>::max)());
     if (zero > 3)
       throw config_error("E-parallel-070", where, "layout: zero is ", zero, "; its stages are 0 to 3");
   }
@@ -22469,7 +22470,7 @@ private:
              ": one must divide the other; set "
              "key_value_heads to ",
              tensor, " or to a divisor or multiple of it");
-    if (config.layers < index_t{parts()})
+    if (config.layers < parts())
       refuse(config.layers, " layers cannot be shared among pipeline ", pipeline, " x chunks ", chunks, " = ",
              parts(), " parts; set layers to ", parts(), " or more, or lower pipeline or chunks");
     auto const zigzag = assignment == layout::sequence_assignment::zigzag;
@@ -24428,9 +24429,8 @@ inline constexpr field fields[] = {
      binding::layout, 1, 4096},
     {"Layout", "context", &settings::context, "Ranks that share each sequence.", binding::layout, 1, 4096},
     {"Layout", "zero_stage", &settings::zero_stage,
-     "What ranks with different samples share (ZeRO): 0 nothing, 1 the optimizer's state, 2 the gradients "
-     "too, "
-     "3 the weights too.",
+     "What ranks with different samples share (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too, "
+     "3 weights too.",
      binding::layout, 0, 3},
     {"Layout", "shard_group", &settings::shard_group,
      "Share among this many neighbouring ranks, and replicate that over the others. 0: among all.",
@@ -24456,8 +24456,7 @@ inline constexpr field fields[] = {
      "The same bits on any number of data and pipeline ranks, for more memory and time.", binding::layout},
     {"Layout", "bucket_mib", &settings::bucket_mib,
      "With zero_stage 0 gradients are reduced in pieces of about this many MiB while backward runs; the "
-     "other "
-     "stages reduce unit by unit.",
+     "other stages reduce unit by unit.",
      binding::free, 0.001, 65536},
 
     {"Run", "run", &settings::run,
@@ -26409,42 +26408,25 @@ public:
     for (auto const& row : rows)
       if (row.step <= static_cast<double>(resumed_step)) text += detail::metrics_line(row);
     io::write_file(path_, text, where); // in one step: a kill leaves the old rows or the kept ones
-    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-    if (descriptor_ < 0) fail("open", where);
+    file_ = io::detail::descriptor(::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+    if (!file_.open())
+      throw io_error("E-train-020", where, "cannot open ", path_, ": ", std::strerror(errno));
   }
   metrics_file(metrics_file const&) = delete;
   metrics_file& operator=(metrics_file const&) = delete;
-  ~metrics_file() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
 
   /// Throws io_error for a row that cannot be written.
   void append(metrics_row const& row, site where = site::here()) {
     auto const line = detail::metrics_line(row);
-    for (std::string_view text = line; !text.empty();) {
-      auto const written = ::write(descriptor_, text.data(), text.size());
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail("write", where);
-      text.remove_prefix(static_cast<std::size_t>(written));
-    }
+    io::detail::write_all(file_, std::as_bytes(std::span(line)), path_, where);
   }
 
   /// Waits until the rows are on the disk. Throws io_error where they cannot come there.
-  void sync(site where = site::here()) {
-    while (::fsync(descriptor_) != 0) {
-      if (errno == EINTR) continue;
-      if (errno == EINVAL || errno == ENOTSUP) return; // a file system that has no notion of it
-      fail("bring to the disk", where);
-    }
-  }
+  void sync(site where = site::here()) { io::detail::sync(file_, path_, where); }
 
 private:
-  [[noreturn]] void fail(char const* what, site where) const {
-    throw io_error("E-train-020", where, "cannot ", what, " ", path_, ": ", std::strerror(errno));
-  }
-
   std::string path_;
-  int descriptor_ = -1;
+  io::detail::descriptor file_;
 };
 
 } // namespace tessera::inline TESSERA_ABI::train

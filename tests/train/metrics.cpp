@@ -170,7 +170,7 @@ TEST_CASE("a row that has no room is an error, and the rows before it stay") {
       full_disk const full(text_in(path).size() + 5); // a part of the row is written
       error = test::error_of<io_error>([&] { file.append({.step = 2}); });
     }
-    CHECK(error.id == "E-train-020");
+    CHECK(error.id == "E-io-004");
     CHECK(error.says("cannot write " + path + ": File too large"));
   }
   CHECK(read_metrics(path).size() == 1);
@@ -208,7 +208,7 @@ TEST_CASE("rows, and the file's name, are brought to the disk, and a failure of 
     auto const error = test::error_of<io_error>([&] { file.sync(); });
     sync_fails = 0;
     auto const passes = cause == EINTR || cause == EINVAL; // tried again; a file system without syncing
-    CHECK(error.id == (passes ? "nothing was thrown" : "E-train-020"));
+    CHECK(error.id == (passes ? "nothing was thrown" : "E-io-005"));
     if (!passes) CHECK(error.says("cannot bring to the disk " + path + ": " + std::strerror(cause)));
   }
 }

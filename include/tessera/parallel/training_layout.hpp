@@ -12,6 +12,7 @@
 #define TESSERA_PARALLEL_TRAINING_LAYOUT_HPP
 
 #include <algorithm>
+#include <limits>
 
 #include <tessera/layout/mesh_shape.hpp>
 #include <tessera/layout/schedule.hpp>
@@ -97,16 +98,16 @@ struct training_layout {
   }
 
 private:
-  static constexpr int most_ranks = 1 << 15; ///< Along one axis.
+  static constexpr int most_ranks = 1 << 15; ///< Along one axis, so that no product overflows.
 
   void check_values(site where) const {
-    auto const at_least = [&](char const* name, index_t value, index_t least) {
+    auto const at_least = [&](char const* name, index_t value, index_t least, index_t most = most_ranks) {
       if (value < least)
         throw config_error("E-parallel-070", where, "layout: ", name, " is ", value, "; set it to ", least,
                            " or more");
-      if (value > most_ranks && std::string_view(name) != "micro_batch") // so that no product overflows
-        throw config_error("E-parallel-070", where, "layout: ", name, " is ", value, "; set it to ",
-                           most_ranks, " or less");
+      if (value > most)
+        throw config_error("E-parallel-070", where, "layout: ", name, " is ", value, "; set it to ", most,
+                           " or less");
     };
     at_least("data", data, 0);
     at_least("tensor", tensor, 1);
@@ -115,7 +116,7 @@ private:
     at_least("zero", zero, 0);
     at_least("shard_group", shard_group, 0);
     at_least("chunks", chunks, 1);
-    at_least("micro_batch", micro_batch, 0);
+    at_least("micro_batch", micro_batch, 0, (std::numeric_limits<index_t>::max)());
     if (zero > 3)
       throw config_error("E-parallel-070", where, "layout: zero is ", zero, "; its stages are 0 to 3");
   }
@@ -188,7 +189,7 @@ private:
              ": one must divide the other; set "
              "key_value_heads to ",
              tensor, " or to a divisor or multiple of it");
-    if (config.layers < index_t{parts()})
+    if (config.layers < parts())
       refuse(config.layers, " layers cannot be shared among pipeline ", pipeline, " x chunks ", chunks, " = ",
              parts(), " parts; set layers to ", parts(), " or more, or lower pipeline or chunks");
     auto const zigzag = assignment == layout::sequence_assignment::zigzag;

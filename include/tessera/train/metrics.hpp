@@ -143,42 +143,25 @@ public:
     for (auto const& row : rows)
       if (row.step <= static_cast<double>(resumed_step)) text += detail::metrics_line(row);
     io::write_file(path_, text, where); // in one step: a kill leaves the old rows or the kept ones
-    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
-    if (descriptor_ < 0) fail("open", where);
+    file_ = io::detail::descriptor(::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
+    if (!file_.open())
+      throw io_error("E-train-020", where, "cannot open ", path_, ": ", std::strerror(errno));
   }
   metrics_file(metrics_file const&) = delete;
   metrics_file& operator=(metrics_file const&) = delete;
-  ~metrics_file() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
 
   /// Throws io_error for a row that cannot be written.
   void append(metrics_row const& row, site where = site::here()) {
     auto const line = detail::metrics_line(row);
-    for (std::string_view text = line; !text.empty();) {
-      auto const written = ::write(descriptor_, text.data(), text.size());
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail("write", where);
-      text.remove_prefix(static_cast<std::size_t>(written));
-    }
+    io::detail::write_all(file_, std::as_bytes(std::span(line)), path_, where);
   }
 
   /// Waits until the rows are on the disk. Throws io_error where they cannot come there.
-  void sync(site where = site::here()) {
-    while (::fsync(descriptor_) != 0) {
-      if (errno == EINTR) continue;
-      if (errno == EINVAL || errno == ENOTSUP) return; // a file system that has no notion of it
-      fail("bring to the disk", where);
-    }
-  }
+  void sync(site where = site::here()) { io::detail::sync(file_, path_, where); }
 
 private:
-  [[noreturn]] void fail(char const* what, site where) const {
-    throw io_error("E-train-020", where, "cannot ", what, " ", path_, ": ", std::strerror(errno));
-  }
-
   std::string path_;
-  int descriptor_ = -1;
+  io::detail::descriptor file_;
 };
 
 } // namespace tessera::inline TESSERA_ABI::train

@@ -215,9 +215,8 @@ inline constexpr field fields[] = {
      binding::layout, 1, 4096},
     {"Layout", "context", &settings::context, "Ranks that share each sequence.", binding::layout, 1, 4096},
     {"Layout", "zero_stage", &settings::zero_stage,
-     "What ranks with different samples share (ZeRO): 0 nothing, 1 the optimizer's state, 2 the gradients "
-     "too, "
-     "3 the weights too.",
+     "What ranks with different samples share (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too, "
+     "3 weights too.",
      binding::layout, 0, 3},
     {"Layout", "shard_group", &settings::shard_group,
      "Share among this many neighbouring ranks, and replicate that over the others. 0: among all.",
@@ -243,8 +242,7 @@ inline constexpr field fields[] = {
      "The same bits on any number of data and pipeline ranks, for more memory and time.", binding::layout},
     {"Layout", "bucket_mib", &settings::bucket_mib,
      "With zero_stage 0 gradients are reduced in pieces of about this many MiB while backward runs; the "
-     "other "
-     "stages reduce unit by unit.",
+     "other stages reduce unit by unit.",
      binding::free, 0.001, 65536},
 
     {"Run", "run", &settings::run,

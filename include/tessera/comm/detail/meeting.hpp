@@ -236,14 +236,14 @@ inline void world::leave(int rank, std::string const& why) {
 }
 
 inline void world::end_if_stuck() {
+  for (std::size_t rank = 0; rank < asleep.size(); ++rank)
+    if (gone[rank] == 0 && (asleep[rank].at == nullptr || asleep[rank].at->epoch != asleep[rank].epoch))
+      return;
   std::string all;
-  for (std::size_t rank = 0; rank < asleep.size(); ++rank) {
-    if (gone[rank] != 0) continue;
-    auto const& [at, epoch, sign] = asleep[rank];
-    if (at == nullptr || at->epoch != epoch) return;
-    all += tessera::text_of(all.empty() ? "" : ", ", "rank ", rank, " ", text_of(*sign), " (group ", at->id,
-                            ")");
-  }
+  for (std::size_t rank = 0; rank < asleep.size(); ++rank)
+    if (gone[rank] == 0)
+      all += tessera::text_of(all.empty() ? "" : ", ", "rank ", rank, " ", text_of(*asleep[rank].sign),
+                              " (group ", asleep[rank].at->id, ")");
   for (auto& known : groups)
     if (auto held = known.lock())
       held->end(group::fate::mismatch,
